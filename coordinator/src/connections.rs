@@ -138,7 +138,7 @@ impl Entrance {
             Ok((stream, caller)) => {
                 let peer = Arc::new(Peer::new(caller, attendance));
                 let (ours, patience) = (peer.clone(), self.first_call);
-                let ended: Ended = Box::pin(async move { ours.attendance.ended(patience).await });
+                let ended: EndFuture = Box::pin(async move { ours.attendance.ended(patience).await });
                 let connection = Connection { stream, _place: place, peer, ended: Some(ended), pause: None };
                 self.connections.send(connection).await.is_ok()
             }
@@ -184,12 +184,12 @@ pub struct Connection {
     _place: OwnedSemaphorePermit,
     peer: Arc<Peer>,
     /// When it has to end; none once it has.
-    ended: Option<Ended>,
+    ended: Option<EndFuture>,
     /// Until which it is not read.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-type Ended = Pin<Box<dyn Future<Output = ()> + Send>>;
+type EndFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Connected for Connection {
     type ConnectInfo = Arc<Peer>;
@@ -202,7 +202,7 @@ impl Connected for Connection {
 impl Connection {
     /// Fails once it has to end.
     fn check_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let has_ended = |ended: &mut Ended| ended.as_mut().poll(context).is_ready();
+        let has_ended = |ended: &mut EndFuture| ended.as_mut().poll(context).is_ready();
         match self.ended.take_if(has_ended).is_some() || self.ended.is_none() {
             true => Err(ErrorKind::ConnectionAborted.into()),
             false => Ok(()),

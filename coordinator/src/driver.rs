@@ -35,10 +35,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use handle::{Dated, Denied, Handle};
+pub use handle::{CallError, DatedNews, Handle};
 use inbox::{Answer, Follow, InboxCall, Owner};
 use lines::Lines;
-pub use lines::Told;
+pub use lines::Notice;
 use looks::Looks;
 pub use streams::NodeStream;
 
@@ -66,7 +66,7 @@ pub struct Driver {
     calls: mpsc::WeakSender<InboxCall>,
     looks: Looks,
     journal: JournalThread,
-    news: broadcast::Sender<Arc<Dated>>,
+    news: broadcast::Sender<Arc<DatedNews>>,
     log: Log,
     waiting: HashMap<Ticket, (Answer, Option<StreamId>)>,
     lines: Lines,
@@ -266,7 +266,7 @@ impl Driver {
     fn publish(&mut self, news: News) {
         self.log.write(&news);
         // Without a watcher the send fails, and nothing is lost.
-        drop(self.news.send(Arc::new(Dated { unix_ms: clock::unix_ms(), news })));
+        drop(self.news.send(Arc::new(DatedNews { unix_ms: clock::unix_ms(), news })));
     }
 }
 

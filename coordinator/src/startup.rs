@@ -15,7 +15,7 @@ use coxswain_proto::{
     ids::{Bytes, Step},
     in_place,
     plan::Plan,
-    report::{CheckpointState, Skipped},
+    report::{CheckpointState, Skip},
     run_spec::RunSpec,
 };
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,8 @@ use crate::{
     aside,
     core::{checkpoints::CheckpointEntry, machine::Config},
     journal::{
-        self, Chronicle, Durable, Fenced, Forgetful, Identity, Journal, JournalError, JournalThread, Life,
-        Remembered, inherit, is_half_inherited,
+        self, Chronicle, Durable, Fence, Forgetful, Identity, Journal, JournalError, JournalThread, Life,
+        RecoveredHistory, inherit, is_half_inherited,
     },
     options::Options,
 };
@@ -147,7 +147,7 @@ struct Manifest {
     files: BTreeMap<String, ManifestFile>,
     /// Steps that were left out.
     #[serde(default)]
-    skipped: BTreeMap<Step, Skipped>,
+    skipped: BTreeMap<Step, Skip>,
 }
 
 #[derive(Deserialize)]
@@ -245,7 +245,7 @@ impl Opening {
 
 /// Checkpoints that the run goes on from, if none of them is beyond its end; its data set may be known to
 /// have so many samples.
-fn found(spec: &RunSpec, samples: Option<u64>) -> Result<Scanned, StartError> {
+fn found(spec: &RunSpec, samples: Option<u64>) -> Result<CheckpointScan, StartError> {
     let path = Path::new(&spec.run.output_dir).join("checkpoints");
     let scanned = scan(&path, spec)?;
     let train = &spec.train;
@@ -324,7 +324,7 @@ fn open_journal(
     fresh: &str,
     beside: Option<Step>,
     stop: &CancellationToken,
-) -> Result<(Box<dyn Journal>, Identity, Remembered), JournalError> {
+) -> Result<(Box<dyn Journal>, Identity, RecoveredHistory), JournalError> {
     let run_id = options.run_id.as_deref().filter(|run_id| !run_id.is_empty());
     Ok(match &options.state_dir {
         Some(directory) => {
@@ -355,26 +355,26 @@ fn open_journal(
                 None => (Box::new(journal), identity, memory),
                 Some(number) => {
                     let claims = Claims::of_run(Path::new(&options.spec.run.output_dir));
-                    (Box::new(Fenced::new(journal, number, move || claims.is_lost(number))), identity, memory)
+                    (Box::new(Fence::new(journal, number, move || claims.is_lost(number))), identity, memory)
                 }
             }
         }
         None => {
             let identity = Identity::new(&options.spec, run_id.unwrap_or(fresh).to_owned());
-            (Box::new(Forgetful::default()), identity, Remembered::default())
+            (Box::new(Forgetful::default()), identity, RecoveredHistory::default())
         }
     })
 }
 
 /// Checkpoints on disk, and the steps of which they say that they were left out.
-type Scanned = (Vec<CheckpointEntry>, BTreeMap<Step, Skipped>);
+type CheckpointScan = (Vec<CheckpointEntry>, BTreeMap<Step, Skip>);
 
 /// Complete checkpoints, oldest first. Directories without a readable manifest do not count: they are being
 /// written, or broken; nor do those with a name of their own: copies that people have made.
-fn scan(directory: &Path, spec: &RunSpec) -> Result<Scanned, StartError> {
+fn scan(directory: &Path, spec: &RunSpec) -> Result<CheckpointScan, StartError> {
     let failed = |source| StartError::Io { action: "read", path: directory.to_path_buf(), source };
     let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Scanned::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(CheckpointScan::default()),
         other => other.map_err(failed)?,
     };
     let mut found = Vec::new();

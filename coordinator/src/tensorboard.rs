@@ -20,7 +20,7 @@ use tokio::sync::{
 
 use crate::{
     core::{news::News, report::CommittedStep},
-    driver::Dated,
+    driver::DatedNews,
     event_file::{DIRECTORY, FILE_VERSION, Scalar, ScalarEvent, SessionLog, Summary, path, record},
 };
 
@@ -32,7 +32,7 @@ pub struct Scalars {
 impl Scalars {
     /// Starts writing below `output_dir`, until the news end. What cannot be written is said once, and no
     /// more is.
-    pub fn follow(news: Receiver<Arc<Dated>>, output_dir: &Path, every: u64) -> Self {
+    pub fn follow(news: Receiver<Arc<DatedNews>>, output_dir: &Path, every: u64) -> Self {
         let directory = output_dir.join(DIRECTORY);
         let (finish, done) = oneshot::channel();
         let told = directory.clone();
@@ -56,7 +56,7 @@ impl Scalars {
     }
 }
 
-fn write(mut news: Receiver<Arc<Dated>>, directory: &Path, every: u64) -> io::Result<()> {
+fn write(mut news: Receiver<Arc<DatedNews>>, directory: &Path, every: u64) -> io::Result<()> {
     // Opened with the first step: a run that never trains leaves nothing.
     let mut file = None;
     loop {

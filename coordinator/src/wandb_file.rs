@@ -52,7 +52,7 @@ pub fn encode(label: &RunLabel<'_>, log: &ScalarLog) -> Vec<u8> {
     let begin = steps.values().next().map_or(0.0, |(at, _)| *at);
     let end = steps.values().next_back().map_or(0.0, |(at, _)| *at);
     let mut newest = BTreeMap::new();
-    let mut file = Framed(MAGIC.to_vec());
+    let mut file = BlockWriter(MAGIC.to_vec());
     let producer = format!("coxswain {}", coxswain_proto::VERSION);
     let version = VersionInfo { producer, min_consumer: MIN_CONSUMER.to_owned() };
     let config = label.config.as_object().into_iter().flatten();
@@ -89,9 +89,9 @@ pub fn encode(label: &RunLabel<'_>, log: &ScalarLog) -> Vec<u8> {
 }
 
 /// Bytes in blocks.
-struct Framed(Vec<u8>);
+struct BlockWriter(Vec<u8>);
 
-impl Framed {
+impl BlockWriter {
     fn append(&mut self, mut record: &[u8]) {
         let mut is_first = true;
         loop {

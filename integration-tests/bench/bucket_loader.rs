@@ -37,7 +37,7 @@ fn main() {
     let (latency, rounds) = (number(50, "milliseconds"), number(1, "rounds"));
     coxswain_remote::install();
     let cache = tempfile::tempdir().unwrap();
-    let kept = coxswain_remote::Kept { dir: Some(cache.path().to_owned()), bytes: 64 << 30 };
+    let kept = coxswain_remote::BlockCache { dir: Some(cache.path().to_owned()), bytes: 64 << 30 };
     coxswain_remote::keep(kept);
     // In turns, so that what else the machine does meets both. Each round's server has an address of its own,
     // of which nothing is kept yet.

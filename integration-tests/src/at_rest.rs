@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::Summary,
     trainer::{Trainer, TrainerOutcome},
 };
@@ -33,13 +33,13 @@ impl Link for AtRest {
     fn has_generations(&self) -> bool {
         self.0.has_generations()
     }
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.0.lease(step, samples)
     }
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.0.lease_ahead(step, samples)
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.0.decided(step)
     }
     fn commands(&mut self) -> Commands {

@@ -11,7 +11,7 @@ use coxswain_nn::{
     params::{FlatGrads, TrainableLayout, Trainables},
     recompute::{
         Retention,
-        segment::{Input, Recorded},
+        segment::{Input, RecordedSegment},
     },
 };
 use coxswain_proto::run_spec::Recompute;
@@ -132,9 +132,9 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
         assert!(error <= tolerance, "{name}: {what} is off by {error:.2e}");
     };
 
-    let sensor = sensor
-        .as_ref()
-        .map(|sensor| Recorded::run(&sensor.segment(case.get("in.window"), device), &trainables, vec![]));
+    let sensor = sensor.as_ref().map(|sensor| {
+        RecordedSegment::run(&sensor.segment(case.get("in.window"), device), &trainables, vec![])
+    });
     if let Some(sensor) = &sensor {
         check("out.sensor", &download(sensor.output()), tolerance);
     }

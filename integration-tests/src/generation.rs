@@ -6,7 +6,7 @@ use std::fs;
 
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::{GenerateJob, Prompt, Sampling, TaskOn, Written};
+use coxswain_task::{GenerateJob, Prompt, Reply, Sampling, TaskOn};
 use coxswain_tasks::sft::Sft;
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ fn answers<B: Tape<Base = B>>(
     adapted: bool,
     sampling: Sampling,
     device: &B::Device,
-) -> Vec<Written> {
+) -> Vec<Reply> {
     let (spec, results) = (spec(), fixture("generate"));
     let results = adapted.then_some(results.as_path());
     let job = GenerateJob { spec: &spec, results, prompts, sampling, batch: 8 };

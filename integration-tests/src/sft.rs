@@ -18,7 +18,7 @@ use coxswain_nn::{
     params::{FlatGrads, Trainables},
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{Built, StageClock, Task, TaskOn};
+use coxswain_task::{Assembly, StageClock, Task, TaskOn};
 use coxswain_tasks::sft::{
     Sft,
     data::{ChatBatch, ChatSample},
@@ -108,7 +108,7 @@ pub fn hold<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) 
         settings
     });
     let samples = Sft::<B> { models: Shelves::default() }.open(&of_tiny).unwrap();
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<B>::build(&Sft { models: Shelves::<B>::default() }, &spec, &*samples, device).unwrap();
     let place = B::Flat::place(device);
     let mut grads = FlatGrads::<B::Flat>::at(&place, layout.len());

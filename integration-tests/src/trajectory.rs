@@ -9,7 +9,7 @@ use coxswain_nn::{
     params::{FlatGrads, Trainables},
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{Batch, Built, Objective, Samples, StageClock, Task, TaskOn};
+use coxswain_task::{Assembly, Batch, Objective, Samples, StageClock, Task, TaskOn};
 use coxswain_tasks::trajectory::Trajectory;
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -68,7 +68,7 @@ struct BuiltCase<B: Tape<Base = B>> {
 fn case<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) -> BuiltCase<B> {
     let spec = spec(case, recompute);
     let samples = Trajectory::<B> { models: Shelves::default() }.open(&spec).unwrap();
-    let Built { objective, layout, .. } =
+    let Assembly { objective, layout, .. } =
         TaskOn::<B>::build(&Trajectory { models: Shelves::<B>::default() }, &spec, &*samples, device)
             .unwrap();
     let expected = Expected::read(case);

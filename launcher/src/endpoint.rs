@@ -161,13 +161,13 @@ fn file(output_dir: &Path) -> PathBuf {
 /// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is
 /// dropped.
 #[derive(Debug)]
-pub struct Published {
+pub struct PublishedEndpoint {
     path: PathBuf,
     /// Keeps the lock.
     file: fs::File,
 }
 
-impl Published {
+impl PublishedEndpoint {
     /// Writes the file anew, though a launcher whose machine is gone may hold the old one: a server of files
     /// keeps its lock for a while.
     pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
@@ -245,7 +245,7 @@ fn is_at(path: &Path, file: &fs::File) -> bool {
     place(fs::metadata(path)) == place(file.metadata())
 }
 
-impl Drop for Published {
+impl Drop for PublishedEndpoint {
     fn drop(&mut self) {
         // Gone already, or a disk that fails: the next launch overwrites it. Another launcher's stays.
         if is_at(&self.path, &self.file) {
@@ -332,8 +332,8 @@ mod tests {
         let run = |name: &str| dir.path().join(name);
         assert!(newest(dir.path()).unwrap_err().message.unwrap().contains("no run is active"));
         fs::create_dir(run("c")).unwrap();
-        let a = Published::write(&run("a"), "127.0.0.1:1").unwrap();
-        let b = Published::write(&run("b"), "127.0.0.1:2").unwrap();
+        let a = PublishedEndpoint::write(&run("a"), "127.0.0.1:1").unwrap();
+        let b = PublishedEndpoint::write(&run("b"), "127.0.0.1:2").unwrap();
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
         fs::OpenOptions::new().write(true).open(&a.path).unwrap().set_modified(later).unwrap();
         assert_eq!(newest(dir.path()).unwrap(), run("a"));
@@ -345,7 +345,7 @@ mod tests {
         assert!(told().contains("no launcher is running") && !told().contains("cox run"), "{}", told());
         fs::write(run("a").join(SPEC_FILE), "{}").unwrap();
         assert!(told().ends_with(&format!("; `cox run {}` resumes it", run("a").display())), "{}", told());
-        let twice = Published::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
+        let twice = PublishedEndpoint::write(&run("b"), "127.0.0.1:3").unwrap_err().message.unwrap();
         assert!(
             twice.contains("another launcher is running this run (coordinator at 127.0.0.1:2)"),
             "{twice}"
@@ -357,8 +357,8 @@ mod tests {
         drop(b);
         assert!(newest(dir.path()).is_err());
         // On a machine that is gone, to which a lock may still belong.
-        let _gone = Published::write(&run("e"), "127.0.0.1:5").unwrap();
-        let _instead = Published::instead(&run("e"), "127.0.0.1:6").unwrap();
+        let _gone = PublishedEndpoint::write(&run("e"), "127.0.0.1:5").unwrap();
+        let _instead = PublishedEndpoint::instead(&run("e"), "127.0.0.1:6").unwrap();
         assert_eq!(there(&run("e")).unwrap(), "127.0.0.1:6");
     }
 
@@ -387,8 +387,8 @@ mod tests {
     fn what_somebody_else_has_written_is_not_called_in_clear() {
         let dir = tempfile::tempdir().unwrap();
         let run = |name: &str| dir.path().join(name);
-        let _ours = Published::write(&run("ours"), "http://10.9.9.9:7777").unwrap();
-        let theirs = Published::write(&run("theirs"), "127.0.0.1:7777").unwrap();
+        let _ours = PublishedEndpoint::write(&run("ours"), "http://10.9.9.9:7777").unwrap();
+        let theirs = PublishedEndpoint::write(&run("theirs"), "127.0.0.1:7777").unwrap();
         let (address, is_ours) = read(&run("ours")).unwrap();
         assert!(is_ours && !address.is_plaintext(), "{address}");
         // Only root can give a file away.
@@ -426,9 +426,9 @@ mod tests {
     fn a_launch_that_begins_while_another_one_ends_has_the_lock_of_the_file_that_is_there() {
         let dir = tempfile::tempdir().unwrap();
         for round in 0..200 {
-            let ending = Published::write(dir.path(), "127.0.0.1:1").unwrap();
+            let ending = PublishedEndpoint::write(dir.path(), "127.0.0.1:1").unwrap();
             let output = dir.path().to_owned();
-            let beginning = std::thread::spawn(move || Published::write(&output, "127.0.0.1:2"));
+            let beginning = std::thread::spawn(move || PublishedEndpoint::write(&output, "127.0.0.1:2"));
             drop(ending);
             let begun = beginning.join().unwrap();
             assert!(begun.is_err() || is_active(dir.path()), "round {round}");

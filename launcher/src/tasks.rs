@@ -19,7 +19,7 @@ pub fn nvidia() -> &'static dyn Accelerator {
     #[cfg(feature = "cuda")]
     return &coxswain_cuda::NVIDIA;
     #[cfg(not(feature = "cuda"))]
-    return &coxswain_worker::device::Absent { driver: has_driver };
+    return &coxswain_worker::device::NoAccelerator { driver: has_driver };
 }
 
 /// Whether the driver could be loaded here: then this is the wrong build for the machine, and choosing a

@@ -28,7 +28,7 @@ mod report;
 mod schedule;
 
 pub use self::{
-    cache_phases::{CacheGeneration, CachePhaseTable, Decided, Evidence, StepCachePhase, Why},
+    cache_phases::{CacheDecision, CacheGeneration, CachePhaseTable, Cause, Evidence, StepCachePhase},
     report::{CacheDrift, CacheReport, CacheUse},
     schedule::{CachePhaseKind, CacheSchedule, Decision, Drift, decide},
 };

@@ -90,13 +90,13 @@ mod tests {
     #[test]
     fn another_layout_is_told_from_damage_whatever_else_it_says() {
         #[derive(Debug, Deserialize)]
-        struct Known {
+        struct StepManifest {
             step: u64,
         }
         let dir = tempfile::tempdir().unwrap();
         let read = |text: &str| {
             fs::write(dir.path().join(MANIFEST), text).unwrap();
-            read_manifest::<Known>(dir.path())
+            read_manifest::<StepManifest>(dir.path())
         };
         assert_eq!(read(r#"{"format": 1, "step": 7, "later": []}"#).unwrap().step, 7);
         let later = read(r#"{"format": 2, "steps": [7]}"#).unwrap_err();
@@ -106,7 +106,7 @@ mod tests {
             assert!(matches!(garbled, ManifestError::Garbled(_)), "{text:?}: {garbled}");
         }
         for nothing in [dir.path().join("nothing"), dir.path().join(MANIFEST)] {
-            let absent = read_manifest::<Known>(&nothing).unwrap_err();
+            let absent = read_manifest::<StepManifest>(&nothing).unwrap_err();
             assert!(matches!(absent, ManifestError::Absent), "{absent}");
         }
     }

@@ -71,7 +71,7 @@ impl fmt::Display for Category {
 
 /// A category, predicted and measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Compared {
+pub struct MemoryRow {
     /// Which.
     pub category: Category,
     /// Bytes predicted.
@@ -80,7 +80,7 @@ pub struct Compared {
     pub measured: Option<u64>,
 }
 
-impl Compared {
+impl MemoryRow {
     /// Signed error of the prediction, relative to what was measured.
     pub fn error(&self) -> Option<f64> {
         self.measured.filter(|&measured| measured > 0).map(|measured| relative(self.predicted, measured))
@@ -97,7 +97,7 @@ pub struct Comparison {
     /// Earlier runs that the correction rests on; 0 where the prediction is made of sizes alone.
     pub runs: u32,
     /// By category, without correction.
-    pub categories: Vec<Compared>,
+    pub categories: Vec<MemoryRow>,
 }
 
 impl Comparison {
@@ -178,7 +178,7 @@ impl From<Category> for v1::MemoryCategory {
 
 impl From<&Comparison> for v1::MemoryComparison {
     fn from(of: &Comparison) -> Self {
-        let category = |of: &Compared| v1::CategoryMemory {
+        let category = |of: &MemoryRow| v1::CategoryMemory {
             category: v1::MemoryCategory::from(of.category).into(),
             predicted: of.predicted,
             measured: of.measured,
@@ -200,7 +200,7 @@ impl From<v1::MemoryComparison> for Comparison {
         };
         let category = |of: v1::CategoryMemory| {
             let category = known(of.category)?;
-            Some(Compared { category, predicted: of.predicted, measured: of.measured })
+            Some(MemoryRow { category, predicted: of.predicted, measured: of.measured })
         };
         Self {
             predicted: wire.predicted,
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_table_has_a_line_for_each_category_and_fits_a_terminal_with_a_clock_in_front() {
-        let of = |category, measured| Compared { category, predicted: 3 << 30, measured };
+        let of = |category, measured| MemoryRow { category, predicted: 3 << 30, measured };
         let hardly = of(Category::Cache, Some(20 << 20));
         let categories = vec![of(Category::FrozenWeights, Some(2 << 30)), of(Category::Input, None), hardly];
         let table = Comparison { predicted: 98 << 20, measured: 100 << 20, runs: 12, categories }.table();
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_comparison_survives_the_wire_and_an_unknown_category_is_left_out() {
-        let of = |category| Compared { category, predicted: 5, measured: Some(4) };
+        let of = |category| MemoryRow { category, predicted: 5, measured: Some(4) };
         let comparison =
             Comparison { predicted: 110, measured: 100, runs: 2, categories: Category::ALL.map(of).into() };
         let mut wire = v1::MemoryComparison::from(&comparison);

@@ -14,7 +14,7 @@ use crate::{
     run_spec::{Offload, RunSpec},
 };
 
-pub(crate) const TASKS: Tasks = Tasks(&[TaskSchema::of::<Toy>(), TaskSchema::of::<Other>()]);
+pub(crate) const TASKS: Tasks = Tasks(&[TaskSchema::of::<Toy>(), TaskSchema::of::<OtherTask>()]);
 
 /// The smallest legal run file.
 pub(crate) const SMALL: &str = "\
@@ -120,7 +120,7 @@ impl TaskSettings for Toy {
 
 /// Another task.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Other {
+pub(crate) struct OtherTask {
     tail: Tail,
 }
 
@@ -129,7 +129,7 @@ struct Tail {
     length: usize,
 }
 
-impl TaskSettings for Other {
+impl TaskSettings for OtherTask {
     const TYPE: &'static str = "other";
     const IDENTITY: &'static Classes = &[("tail.length", Learned)];
     const BOUNDS: &'static Bounds = &[("tail.length", 0.0, SIZE)];

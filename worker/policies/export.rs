@@ -15,7 +15,7 @@ use std::{
 use coxswain_models::pretrained::{
     checkpoint::Checkpoint,
     error::ModelError,
-    merge::{Trained, write_merged},
+    merge::{TrainedModel, write_merged},
     rules::Rules,
 };
 use coxswain_nn::{files::floats, lora::LoraPlan, params::TrainableLayout};
@@ -115,7 +115,7 @@ pub fn write(out: &Path, export: Export<'_>) -> Result<Rounding, ModelError> {
     let (staged, old) = (beside(".cox-new"), beside(".cox-old"));
     [&staged, &old].into_iter().for_each(|left| drop(fs::remove_dir_all(left)));
     let Export { directory, rules, plan, layout, values, .. } = export;
-    let trained = Trained { rules, tied: None, plan, layout, values };
+    let trained = TrainedModel { rules, tied: None, plan, layout, values };
     let replaced = || {
         if out.exists() {
             fs::rename(out, &old)?;

@@ -24,13 +24,13 @@ use safetensors::{
 };
 
 /// Tensors by name, each with its shape.
-type Named = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// What a pass takes, by LeRobot's names.
 #[derive(Clone, Debug)]
 pub struct PassInputs {
     path: PathBuf,
-    tensors: Named,
+    tensors: NamedTensors,
     /// Of each row.
     pub tasks: Vec<String>,
 }
@@ -46,7 +46,7 @@ impl PassInputs {
         };
         let file = SafeTensors::deserialize(&bytes).map_err(garbled)?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(garbled)?;
-        let mut inputs = Self { path: path.into(), tensors: Named::new(), tasks: Vec::new() };
+        let mut inputs = Self { path: path.into(), tensors: NamedTensors::new(), tasks: Vec::new() };
         for (name, view) in file.tensors() {
             let numbers = floats(&view).or_else(|| match view.dtype() {
                 Dtype::BOOL | Dtype::U8 => Some(view.data().iter().map(|byte| f32::from(*byte)).collect()),
@@ -109,7 +109,7 @@ impl PassInputs {
 
 /// What a pass gives.
 #[derive(Default)]
-pub struct PassResults(Named);
+pub struct PassResults(NamedTensors);
 
 impl PassResults {
     /// Adds a tensor.

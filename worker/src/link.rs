@@ -9,7 +9,7 @@ mod contract;
 mod solo;
 pub(crate) mod spans;
 
-pub use cache::{CacheNamespace, CachePhase, Leased};
+pub use cache::{CacheNamespace, CachePhase, StepShare};
 pub use contract::{Assignment, BadSample, CheckpointNews, Commands, Link, LinkError, Report, Start};
 pub use coxswain_proto::report::{PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase as Phase};
 pub use solo::SoloLink;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     ids::{Generation, Rank, Slot, Step, WorkerId},
     order::DamagedRow,
     replicas::Placement,
@@ -14,7 +14,7 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cache::{GenerationEntry, Reached},
+    cache::{GenerationEntry, HighWaterMark},
     event::{DataSet, StreamId, Ticket, WorkerClaim},
     failure::{End, Failure},
     memory::RankMemory,
@@ -27,7 +27,7 @@ use super::{
     slot_health::SlotHealth,
 };
 pub use super::{
-    failure::Spent,
+    failure::SpentBudgets,
     leases::{CacheKey, Lease, LeaseCachePhase},
 };
 use crate::options::World;
@@ -79,7 +79,7 @@ pub enum Reply {
     /// To `Pause`, `Resume` and `Stop`.
     Phase(RunPhase),
     /// To `RebuildCache`.
-    Rebuild(Decided),
+    Rebuild(CacheDecision),
     /// To `Drain`: the node's place.
     Drained(u32),
     /// To `RefreshMemory`, by rank.
@@ -254,7 +254,7 @@ pub enum Record {
         source: StateSource,
     },
     /// A membership starts before steps that were committed; how far the run has ever been.
-    RolledBack(Reached),
+    RolledBack(HighWaterMark),
     /// A membership ended.
     Broken {
         /// Which.
@@ -265,7 +265,7 @@ pub enum Record {
     /// What people want.
     Orders(Orders),
     /// What is used up.
-    Spent(Spent),
+    Spent(SpentBudgets),
     /// A failure that was survived so far.
     Failure(Arc<Failure>),
     /// Samples that failed, all of them.
@@ -273,7 +273,7 @@ pub enum Record {
     /// Slots whose hardware has shown faults, all of them.
     Health(BTreeMap<Slot, SlotHealth>),
     /// From a step on, a generation of the feature cache serves; what was decided for later steps is void.
-    CachePhase(Decided),
+    CachePhase(CacheDecision),
     /// What is known of a generation of the feature cache.
     CacheGeneration(Box<GenerationEntry>),
     /// The run is over.

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use coxswain_proto::{
     cache_plan::{
-        CacheDrift, CacheGeneration, CachePhaseTable, CacheReport, CacheUse, Decided, Drift, Evidence,
-        StepCachePhase, Why,
+        CacheDecision, CacheDrift, CacheGeneration, CachePhaseTable, CacheReport, CacheUse, Cause, Drift,
+        Evidence, StepCachePhase,
     },
     ids::{Bytes, Step},
     limits::MAX_LISTED_CACHE,
@@ -37,7 +37,7 @@ pub struct CacheBook {
     cache_phases: CachePhaseTable,
     generations: BTreeMap<u64, GenerationEntry>,
     drifts: VecDeque<DriftEntry>,
-    reached: Reached,
+    reached: HighWaterMark,
 }
 
 /// How far a run has been: before its furthest rollback, or in an earlier life of the coordinator. A rank
@@ -45,14 +45,14 @@ pub struct CacheBook {
 /// It outlives the coordinator, and costs a record at a rollback: elsewhere the end of the leases follows
 /// from the commits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reached {
+pub struct HighWaterMark {
     /// Steps below this one were committed.
     pub committed: Step,
     /// Steps below this one may have been leased.
     pub leased: Step,
 }
 
-impl Reached {
+impl HighWaterMark {
     /// The further of both.
     pub fn max(self, other: Self) -> Self {
         Self { committed: self.committed.max(other.committed), leased: self.leased.max(other.leased) }
@@ -67,7 +67,7 @@ pub struct GenerationEntry {
     /// Its adapter is the one before this step.
     pub since: Step,
     /// Why it was begun; none in mode `exact`, where there is no other.
-    pub why: Option<Why>,
+    pub why: Option<Cause>,
     /// Its directory in the store, once it is known.
     #[serde(rename = "space")]
     pub namespace: Option<String>,
@@ -117,7 +117,7 @@ pub struct DriftEntry {
 
 /// What a report changed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Changed {
+pub struct CacheChange {
     /// Something that outlives the coordinator.
     pub durable: bool,
     /// All samples are stored now, and were not before.
@@ -137,7 +137,7 @@ impl DriftEntry {
 
 impl GenerationEntry {
     /// One that has just begun.
-    pub fn new(number: u64, since: Step, why: Option<Why>) -> Self {
+    pub fn new(number: u64, since: Step, why: Option<Cause>) -> Self {
         Self {
             number,
             since,
@@ -174,9 +174,9 @@ impl CacheBook {
     pub fn new<'a>(
         cache: &Cache,
         plan: Option<&Plan>,
-        cache_phases: impl Iterator<Item = &'a Decided>,
+        cache_phases: impl Iterator<Item = &'a CacheDecision>,
         generations: impl Iterator<Item = &'a GenerationEntry>,
-        reached: Reached,
+        reached: HighWaterMark,
     ) -> Self {
         let mut table = CachePhaseTable::new(cache, plan);
         cache_phases.for_each(|decided| table.insert(*decided));
@@ -220,7 +220,7 @@ impl CacheBook {
     }
 
     /// Decides about the cached steps from `at` on; nothing if a drift must be waited for.
-    pub fn decide(&mut self, at: Step, given_up: bool) -> Option<Decided> {
+    pub fn decide(&mut self, at: Step, given_up: bool) -> Option<CacheDecision> {
         let kept = self.kept(at);
         let measured =
             self.drifts.iter().rev().find(|entry| entry.at == at && Some(entry.generation) == kept);
@@ -232,7 +232,7 @@ impl CacheBook {
     }
 
     /// Steps up to here were committed, or leased, and may be repeated. How far the run has ever been.
-    pub fn reached(&mut self, reached: Reached) -> Reached {
+    pub fn reached(&mut self, reached: HighWaterMark) -> HighWaterMark {
         self.reached = self.reached.max(reached);
         self.reached
     }
@@ -245,8 +245,8 @@ impl CacheBook {
     }
 
     /// A new generation is asked for; see [`CachePhaseTable::ask`].
-    pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
-        let Reached { committed: reached, leased } = self.reached;
+    pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(CacheDecision, bool)> {
+        let HighWaterMark { committed: reached, leased } = self.reached;
         let (decided, new) = self.cache_phases.ask(committed.max(reached), from.max(leased), total)?;
         if new {
             self.begun(&decided);
@@ -285,10 +285,10 @@ impl CacheBook {
     }
 
     /// Takes a report in; nothing if no such generation was ever begun.
-    pub fn take(&mut self, report: CacheReport) -> Option<Changed> {
+    pub fn take(&mut self, report: CacheReport) -> Option<CacheChange> {
         let entry = self.generations.get_mut(&report.generation)?;
         let (complete, lost) = (entry.complete(), entry.lost);
-        let mut changed = Changed::default();
+        let mut changed = CacheChange::default();
         if !report.namespace.is_empty() && entry.namespace.as_deref() != Some(report.namespace.as_str()) {
             entry.namespace = Some(report.namespace);
             changed.durable = true;
@@ -326,7 +326,7 @@ impl CacheBook {
         self.cache_phases.before(at).map(|decided| decided.generation.number)
     }
 
-    fn begun(&mut self, decided: &Decided) {
+    fn begun(&mut self, decided: &CacheDecision) {
         let number = decided.generation.number;
         if decided.begins() {
             let entry = GenerationEntry::new(number, decided.first, Some(decided.why));
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn a_generation_grows_with_the_steps_that_write_it_and_never_beyond_all_samples() {
         let cache = Cache { mode: CacheMode::Exact, ..Cache::default() };
-        let mut book = CacheBook::new(&cache, None, [].iter(), [].iter(), Reached::default());
+        let mut book = CacheBook::new(&cache, None, [].iter(), [].iter(), HighWaterMark::default());
         let so_far = |book: &CacheBook| book.entry(1).map(GenerationEntry::stored_so_far);
         let step = CacheUse { misses: 8, kept: 8, ..CacheUse::default() };
         book.used(1, &step);

@@ -4,14 +4,14 @@
 use std::{ops::Range, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheReport, Decided},
+    cache_plan::{CacheDecision, CacheReport},
     ids::Step,
     run_spec::CacheMode,
 };
 
 use super::{
     action::{Action, Record},
-    cache::{CacheBook, Changed, Reached},
+    cache::{CacheBook, CacheChange, HighWaterMark},
     news::{CacheNews, News},
     refusal::Refusal,
     report::CommittedStep,
@@ -100,7 +100,7 @@ impl FeatureCache {
         // A generation that was forgotten is not reported.
         let Some(changed) = self.book.take(report) else { return false };
         let Some(entry) = self.book.entry(number).cloned() else { return false };
-        let Changed { durable, completed, lost, drift } = changed;
+        let CacheChange { durable, completed, lost, drift } = changed;
         if durable {
             out.push(Action::Record(Record::CacheGeneration(Box::new(entry.clone()))));
         }
@@ -131,12 +131,12 @@ impl FeatureCache {
     /// and whether those that `waited` can go on.
     pub fn rebuild(
         &mut self,
-        reached: Reached,
+        reached: HighWaterMark,
         total: Step,
         waited: Option<Step>,
         out: &mut Vec<Action>,
-    ) -> Result<(Decided, bool), Refusal> {
-        let Reached { committed, leased } = reached;
+    ) -> Result<(CacheDecision, bool), Refusal> {
+        let HighWaterMark { committed, leased } = reached;
         let asked = self.book.ask(committed, leased, total);
         let (decided, new) = asked.ok_or(Refusal::NoCachedStep { leased })?;
         Ok((decided, new && self.decided(&decided, waited, out)))
@@ -177,7 +177,7 @@ impl FeatureCache {
     }
 
     /// Makes a decision durable; true if it is what everybody waited for.
-    fn decided(&mut self, decided: &Decided, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
+    fn decided(&mut self, decided: &CacheDecision, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
         self.record(decided, out);
         let goes_on = waited == Some(decided.first);
         if goes_on {
@@ -187,7 +187,7 @@ impl FeatureCache {
     }
 
     /// Makes a decision durable before it is sent to a worker.
-    fn record(&self, decided: &Decided, out: &mut Vec<Action>) {
+    fn record(&self, decided: &CacheDecision, out: &mut Vec<Action>) {
         out.push(Action::Record(Record::CachePhase(*decided)));
         let entry = self.book.entry(decided.generation.number).filter(|_| decided.begins());
         out.extend(entry.map(|entry| Action::Record(Record::CacheGeneration(Box::new(entry.clone())))));

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use coxswain_proto::{
     ids::{Bytes, Step},
     limits::MAX_LISTED_CHECKPOINTS,
-    report::{CheckpointState, Skipped},
+    report::{CheckpointState, Skip},
 };
 
 use super::event::CheckpointReport;
@@ -21,7 +21,7 @@ pub struct Checkpoints {
     /// Complete ones that workers leave on disk.
     keep: usize,
     /// Steps of which those say that were found on disk that they were left out.
-    skipped: BTreeMap<Step, Skipped>,
+    skipped: BTreeMap<Step, Skip>,
 }
 
 /// One checkpoint as it is shown.
@@ -46,12 +46,12 @@ impl Checkpoints {
     }
 
     /// The same, where these are the steps of which they say that they were left out.
-    pub fn saying(self, skipped: BTreeMap<Step, Skipped>) -> Self {
+    pub fn saying(self, skipped: BTreeMap<Step, Skip>) -> Self {
         Self { skipped, ..self }
     }
 
     /// Why a step was left out, if a checkpoint found on disk says that it was.
-    pub fn skipped(&self, step: Step) -> Option<&Skipped> {
+    pub fn skipped(&self, step: Step) -> Option<&Skip> {
         self.skipped.get(&step)
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use coxswain_proto::{
     ids::Step,
-    report::Skipped,
+    report::Skip,
     run_spec::{Cache, Faults, Train},
 };
 
@@ -43,5 +43,5 @@ pub struct Config {
     /// Checkpoints on disk now; what was there once does not count.
     pub checkpoints: Vec<CheckpointEntry>,
     /// Steps of which these say that they were left out.
-    pub skipped: BTreeMap<Step, Skipped>,
+    pub skipped: BTreeMap<Step, Skip>,
 }

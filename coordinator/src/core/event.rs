@@ -122,7 +122,7 @@ pub enum Ask {
         /// Which process; absent when the launcher does not say.
         pid: Option<u32>,
         /// How it ended.
-        ended: Ended,
+        ended: ProcessExit,
         /// The sample that it was reading when a signal ended it.
         sample: Option<KillingSample>,
     },
@@ -343,7 +343,7 @@ pub struct KillingSample {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ProcessExit {
     /// By itself.
     Code(i32),
     /// By a signal.
@@ -352,7 +352,7 @@ pub enum Ended {
     OutOfMemory,
 }
 
-impl Ended {
+impl ProcessExit {
     /// Whether a sample may have ended it, that is, by a signal. A SIGKILL comes from people, schedulers and
     /// the kernel.
     pub fn may_be_of_a_sample(self) -> bool {
@@ -360,7 +360,7 @@ impl Ended {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => {

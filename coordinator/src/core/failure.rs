@@ -185,7 +185,7 @@ impl End {
 
 /// What a run has used of its budgets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct SpentBudgets {
     /// Faults survived.
     pub restarts: u32,
     /// Changes of the world on purpose.

@@ -13,7 +13,7 @@ use coxswain_proto::{
 
 use super::{
     action::{Action, Record},
-    failure::{Failure, Incident, Spent},
+    failure::{Failure, Incident, SpentBudgets},
     news::News,
     past::Past,
     time::Timestamp,
@@ -26,7 +26,7 @@ pub struct Faults {
     /// What ended the newest generation, or keeps the next from starting.
     pub incident: Option<Incident>,
     /// What is used of the budgets.
-    pub spent: Spent,
+    pub spent: SpentBudgets,
     /// The newest fault that was survived.
     pub survived: Option<Arc<Failure>>,
     /// What there is to spend.
@@ -63,7 +63,7 @@ impl Faults {
     }
 
     /// Makes durable what is used up.
-    pub fn spend(&mut self, change: impl FnOnce(&mut Spent), out: &mut Vec<Action>) {
+    pub fn spend(&mut self, change: impl FnOnce(&mut SpentBudgets), out: &mut Vec<Action>) {
         change(&mut self.spent);
         out.push(Action::Record(Record::Spent(self.spent.clone())));
     }

@@ -17,12 +17,12 @@ use super::{
     failure::Failure,
     line::Line,
     motion::{MemberMotion, Motion},
-    nodes::{Nodes, Placed},
+    nodes::{NodePlacement, Nodes},
     past::Past,
     reason::Reason,
     refusal::Refusal,
     report::WorkerPhase,
-    roster::{Changing, Gone, Respawn, Roster, Worker},
+    roster::{Exit, Respawn, Roster, Worker, WorkerMut},
     starts::Starts,
     time::Timestamp,
 };
@@ -109,7 +109,7 @@ impl Fleet {
                 let noted = past.health.get(slot).and_then(|health| health.noted);
                 worker.notes = noted.filter(|(of, _)| *of == id).map_or(0, |(_, sequence)| sequence);
                 worker.generation = assigned.get(&id).copied().unwrap_or_default();
-                worker.gone = kept.left.map(Gone::Left);
+                worker.gone = kept.left.map(Exit::Left);
                 // The slot has a worker again, which is what was asked for; only the count goes on.
                 self.roster.put(worker);
             }
@@ -118,20 +118,20 @@ impl Fleet {
     }
 
     /// Gives a launcher its place. One that has just taken it starts all of its workers by itself.
-    pub fn place(&mut self, now: Timestamp, claim: &NodeClaim) -> Result<Placed, Refusal> {
+    pub fn place(&mut self, now: Timestamp, claim: &NodeClaim) -> Result<NodePlacement, Refusal> {
         // Its line follows at once; a launcher that dies before it does must not keep its place.
         let (world, roster, patience) = (self.world, &self.roster, self.patience.reunion);
         let connected = |place| world.slots_of(place).any(|slot| roster.line(slot).is_some());
         let placed = self.nodes.place(now, claim, patience, connected)?;
         self.watch_for_loss(now.after(patience));
-        if matches!(placed, Placed::New(_) | Placed::Instead(_)) && !claim.returns {
+        if matches!(placed, NodePlacement::New(_) | NodePlacement::Instead(_)) && !claim.returns {
             for slot in world.slots_of(placed.node_rank()) {
                 self.roster.forget_respawn(slot);
                 self.starts.begin(now, slot);
             }
         }
         // Its starts were forgotten when it was called gone.
-        if let Placed::Back(place) = placed {
+        if let NodePlacement::Back(place) = placed {
             for slot in world.slots_of(place).filter(|slot| self.roster.at(*slot).is_none()) {
                 self.starts.begin(now, slot);
             }
@@ -229,7 +229,7 @@ impl Fleet {
     }
 
     /// A living worker has called: it is alive.
-    pub fn seen(&mut self, now: Timestamp, id: WorkerId) -> Result<Changing<'_>, Refusal> {
+    pub fn seen(&mut self, now: Timestamp, id: WorkerId) -> Result<WorkerMut<'_>, Refusal> {
         let mut worker = self.roster.living_mut(id)?;
         worker.last_seen = now;
         Ok(worker)

@@ -1,20 +1,20 @@
 //! What must hold after every event, as named functions: called by debug assertions, property tests and the
 //! simulator.
 
-use coxswain_proto::{cache_plan::Decided, ids::Rank, limits};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Rank, limits};
 
 use super::{
     machine::run::Run,
     phase::{End, Phase, Stage},
     reason::Reason,
-    roster::{Gone, Worker},
+    roster::{Exit, Worker},
 };
 
-type Named = (&'static str, fn(&Run) -> bool);
+type NamedInvariant = (&'static str, fn(&Run) -> bool);
 
 /// The name of the first invariant that does not hold.
 pub fn violated(machine: &impl AsRef<Run>) -> Option<&'static str> {
-    let all: [Named; 19] = [
+    let all: [NamedInvariant; 19] = [
         ("no generation has a lost member", no_generation_has_a_lost_member),
         ("a fixed world is complete or waits", a_fixed_world_is_complete_or_waits),
         ("spares have no rank", spares_have_no_rank),
@@ -47,7 +47,7 @@ fn no_generation_has_a_lost_member(run: &Run) -> bool {
     }
     running.assignment.members.iter().all(|member| {
         let found = run.fleet.roster.at(member.slot);
-        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Gone::Lost))
+        found.is_some_and(|worker| worker.id == member.worker && worker.gone != Some(Exit::Lost))
     })
 }
 
@@ -141,7 +141,7 @@ fn every_leased_step_has_its_cache_phase(run: &Run) -> bool {
 /// come back.
 fn generations_of_the_cache_follow_each_other(run: &Run) -> bool {
     let decided: Vec<_> = run.progress.cache.book.cache_phases().decided().collect();
-    let follows = |(before, after): (&&Decided, &&Decided)| match after.begins() {
+    let follows = |(before, after): (&&CacheDecision, &&CacheDecision)| match after.begins() {
         true => after.generation.number > before.generation.number,
         false => after.generation == before.generation,
     };

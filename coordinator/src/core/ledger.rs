@@ -27,7 +27,7 @@ use coxswain_proto::{
 };
 
 use super::report::{
-    CacheUse, CommittedStep, Consumed, MemoryPeak, Merged, Skipped, StepReport, StepTimes, Totals,
+    CacheUse, CommittedStep, DataConsumption, MemoryPeak, Merged, Skipped, StepReport, StepTimes, Totals,
 };
 
 /// Steps of one generation.
@@ -68,7 +68,7 @@ pub struct Due {
 
 /// What is known of a step that no rank could report.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Unseen {
+pub struct UnreportedStep {
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,
     /// Why it was left out, if a checkpoint says that it was.
@@ -249,7 +249,7 @@ impl StepLedger {
         &mut self,
         until: Step,
         blind: bool,
-        unseen: impl Fn(Step) -> Unseen,
+        unseen: impl Fn(Step) -> UnreportedStep,
     ) -> Option<Vec<Arc<CommittedStep>>> {
         let missing = until.0.saturating_sub(self.committed.0);
         if !blind && missing > self.open.len() as u64 {
@@ -257,7 +257,7 @@ impl StepLedger {
         }
         let steps = (0..missing).map(|_| {
             let open = self.open.pop_front().unwrap_or_else(|| {
-                let Unseen { cache_generation, skipped } = unseen(self.committed);
+                let UnreportedStep { cache_generation, skipped } = unseen(self.committed);
                 OpenStep { cache_generation, skipped, ..OpenStep::default() }
             });
             self.committed_from(open)
@@ -278,7 +278,7 @@ impl StepLedger {
         Arc::new(CommittedStep {
             step,
             total_steps: self.plan.total_steps(),
-            consumed: Consumed { epoch: batch.epoch, positions: batch.positions, left_out },
+            consumed: DataConsumption { epoch: batch.epoch, positions: batch.positions, left_out },
             generation: self.generation,
             world: self.world(),
             totals: open.totals,

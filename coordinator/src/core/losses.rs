@@ -5,14 +5,14 @@ use coxswain_proto::ids::Slot;
 use super::{
     action::{Action, Record},
     fleet::Fleet,
-    roster::{Gone, Worker},
+    roster::{Exit, Worker},
     time::Timestamp,
 };
 
 impl Fleet {
     /// A worker says good-bye.
     pub fn leave(&mut self, slot: Slot, exit_code: i32, out: &mut Vec<Action>) {
-        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Gone::Left(exit_code))) else {
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Exit::Left(exit_code))) else {
             return;
         };
         out.extend(closed.map(Action::Close));
@@ -22,7 +22,9 @@ impl Fleet {
 
     /// A worker is gone without a good-bye.
     pub fn lose(&mut self, slot: Slot, out: &mut Vec<Action>) {
-        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Gone::Lost)) else { return };
+        let Some(closed) = self.roster.at_mut(slot).map(|mut worker| worker.go(Exit::Lost)) else {
+            return;
+        };
         out.extend(closed.map(Action::Close));
         out.push(Action::Record(Record::Lost { slot, respawn: None }));
         self.watch_for_its_node(slot);
@@ -56,7 +58,7 @@ impl Fleet {
         let left_behind = |slot: &Slot| {
             let silent = |worker: &&Worker| worker.line.stream.is_none() && worker.line.opened <= 1;
             let worker = self.roster.at(*slot).filter(silent);
-            worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Gone::Lost))
+            worker.is_some_and(|it| self.roster.is_recalled(it.id) && it.gone != Some(Exit::Lost))
         };
         places.iter().flat_map(|place| self.world.slots_of(*place)).filter(left_behind).collect()
     }

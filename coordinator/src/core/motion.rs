@@ -104,7 +104,7 @@ struct Boat {
 
 /// A rank that stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Still {
+pub struct StillRank {
     /// Without a sign of motion.
     pub quiet: Duration,
     /// What its work was expected to take, if that is known.
@@ -143,7 +143,7 @@ impl Motion {
     }
 
     /// Whether a member stands still.
-    pub fn judge(&self, who: &MemberMotion, scene: &Scene, patience: &Patience) -> Option<Still> {
+    pub fn judge(&self, who: &MemberMotion, scene: &Scene, patience: &Patience) -> Option<StillRank> {
         if who.waits {
             return None;
         }
@@ -174,7 +174,7 @@ impl Motion {
             None if left.is_zero() || quiet >= STILL_TIMEOUT => Verdict::GiveUp,
             None => Verdict::Name(left),
         };
-        Some(Still {
+        Some(StillRank {
             quiet,
             expected: measure.map(|(_, expected)| expected),
             waiting: scene.waiting,
@@ -183,7 +183,7 @@ impl Motion {
     }
 }
 
-impl Still {
+impl StillRank {
     /// What was expected, in words.
     pub fn usual(&self) -> String {
         match self.expected {

@@ -3,15 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     human,
     ids::{Generation, Slot, Step},
 };
 
 use super::{
-    cache::{Changed, DriftEntry, GenerationEntry},
+    cache::{CacheChange, DriftEntry, GenerationEntry},
     checkpoints::CheckpointEntry,
-    failure::{Failure, Spent},
+    failure::{Failure, SpentBudgets},
     memory::RankMemory,
     quarantine::{BadSample, SampleVerdict},
     reason::{Reason, RunPhase},
@@ -42,10 +42,10 @@ pub enum News {
     /// A checkpoint got on.
     Checkpoint(CheckpointEntry),
     /// The first cause of a fault; of the end, if it is fatal.
-    Failure(Arc<Failure>, Spent),
+    Failure(Arc<Failure>, SpentBudgets),
     /// A worker that is in no generation was lost: it is asked to come back, and no other worker is
     /// disturbed.
-    LostOutside(Arc<Failure>, Spent),
+    LostOutside(Arc<Failure>, SpentBudgets),
     /// A sample failed on a worker that is well, and what follows.
     Sample(BadSample, SampleVerdict, Arc<Failure>),
     /// Training goes on after a fault.
@@ -81,11 +81,11 @@ pub enum News {
 #[derive(Clone, Debug, PartialEq)]
 pub enum CacheNews {
     /// It was decided which generation serves from a step on.
-    Decided(Decided),
+    Decided(CacheDecision),
     /// A live phase begins at this step, and the generation that served before rests.
     Live(Step, Option<u64>),
     /// A report changed what is known of a generation.
-    Reported(GenerationEntry, Changed),
+    Reported(GenerationEntry, CacheChange),
     /// How far features have moved, where nothing depends on it.
     Drift(DriftEntry),
 }
@@ -108,7 +108,7 @@ pub struct Recovery {
     /// What had happened, as a clause.
     pub what: String,
     /// Budget used.
-    pub spent: Spent,
+    pub spent: SpentBudgets,
     /// Budget given.
     pub max_restarts: u32,
 }

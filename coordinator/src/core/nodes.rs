@@ -50,7 +50,7 @@ pub struct Node {
 
 /// What became of a claim to a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum NodePlacement {
     /// It had the place already.
     Again(u32),
     /// It had the place until it was given up, and no other launcher has taken it since.
@@ -61,7 +61,7 @@ pub enum Placed {
     Instead(u32),
 }
 
-impl Placed {
+impl NodePlacement {
     /// The place.
     pub fn node_rank(self) -> u32 {
         match self {
@@ -113,7 +113,7 @@ impl Nodes {
         claim: &NodeClaim,
         patience: Duration,
         connected: impl Fn(u32) -> bool,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<NodePlacement, Refusal> {
         let World { max_nodes: nnodes, nproc_per_node, .. } = self.world;
         if claim.local_world != nproc_per_node {
             return Err(Refusal::LocalWorld { theirs: claim.local_world, ours: nproc_per_node });
@@ -121,9 +121,9 @@ impl Nodes {
         if let Ok((place, node)) = self.find(&claim.node_id) {
             if std::mem::take(&mut node.gone) {
                 node.line.close(now, patience);
-                return Ok(Placed::Back(place));
+                return Ok(NodePlacement::Back(place));
             }
-            return Ok(Placed::Again(place));
+            return Ok(NodePlacement::Again(place));
         }
         let place = match claim.node_rank {
             Some(node_rank) if node_rank >= nnodes => {
@@ -147,8 +147,8 @@ impl Nodes {
             recalled: false,
         };
         Ok(match self.put(place, node) {
-            Some(_) => Placed::Instead(place),
-            None => Placed::New(place),
+            Some(_) => NodePlacement::Instead(place),
+            None => NodePlacement::New(place),
         })
     }
 

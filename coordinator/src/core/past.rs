@@ -9,7 +9,7 @@ use std::{
 };
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     ids::{Generation, Slot, Step, WorkerId},
     limits::{MAX_CACHE_PHASES, MAX_GENERATIONS_KEPT},
 };
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     action::{Orders, Record},
-    cache::{GENERATIONS_KEPT, GenerationEntry, Reached},
+    cache::{GENERATIONS_KEPT, GenerationEntry, HighWaterMark},
     event::{DataSet, WorkerClaim},
-    failure::{End, Failure, Spent},
+    failure::{End, Failure, SpentBudgets},
     quarantine::Quarantine,
     report::StateSource,
     roster::Respawn,
@@ -34,7 +34,7 @@ pub struct Past {
     /// What people wanted.
     pub orders: Orders,
     /// What was used of the budgets.
-    pub spent: Spent,
+    pub spent: SpentBudgets,
     /// Launchers by place.
     pub nodes: BTreeMap<u32, PastNode>,
     /// Workers, or what became of them, by slot.
@@ -47,13 +47,13 @@ pub struct Past {
     /// Committed steps that were left out.
     pub skipped: BTreeSet<Step>,
     /// How far the run was before it was rolled back.
-    pub reached: Reached,
+    pub reached: HighWaterMark,
     /// Samples that failed.
     pub quarantine: Quarantine,
     /// Slots whose hardware has shown faults.
     pub health: BTreeMap<Slot, SlotHealth>,
     /// From which steps on which generation of the feature cache serves.
-    pub cache_phases: BTreeMap<Step, Decided>,
+    pub cache_phases: BTreeMap<Step, CacheDecision>,
     /// Generations of the feature cache, by number.
     pub caches: BTreeMap<u64, GenerationEntry>,
     /// The newest fault.
@@ -211,7 +211,7 @@ impl Past {
         let lost: Vec<_> = others.map(|(slot, _)| Record::Lost { slot: *slot, respawn: None }).collect();
         if !lost.is_empty() {
             records.extend(lost);
-            records.extend([Record::Spent(Spent::default()), Record::Orders(Orders::default())]);
+            records.extend([Record::Spent(SpentBudgets::default()), Record::Orders(Orders::default())]);
         }
         records.iter().for_each(|record| self.take(record));
         records

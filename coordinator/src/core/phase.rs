@@ -8,7 +8,7 @@
 //!     └───── budget used up, a failure that would come again, stop ─────────────────────────────────────┘
 //! ```
 //!
-//! Connecting and Training are the two stages of [`Running`]. Only `machine/transitions.rs` moves from one
+//! Connecting and Training are the two stages of [`RunningPhase`]. Only `machine/transitions.rs` moves from one
 //! phase to another; `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a
 //! generation outlive its phase, for its ranks may still report them: they belong to
 //! [`Progress`](super::progress::Progress).
@@ -24,16 +24,16 @@ use super::{action::Assignment, report::StateSource, time::Timestamp};
 #[derive(Clone, Debug)]
 pub enum Phase {
     /// Workers get ready for the next generation.
-    Gathering(Box<Gathering>),
+    Gathering(Box<GatheringPhase>),
     /// A generation connects or trains.
-    Running(Box<Running>),
+    Running(Box<RunningPhase>),
     /// Nothing will happen but farewells.
-    Over(Over),
+    Over(OverPhase),
 }
 
 impl Phase {
     /// The generation that runs.
-    pub fn running(&self) -> Option<&Running> {
+    pub fn running(&self) -> Option<&RunningPhase> {
         match self {
             Self::Running(running) => Some(running),
             Self::Gathering(_) | Self::Over(_) => None,
@@ -48,7 +48,7 @@ impl Phase {
 
 /// Workers get ready for the next generation. A moment that is set back to `None` has come.
 #[derive(Clone, Debug)]
-pub struct Gathering {
+pub struct GatheringPhase {
     /// When the rendezvous is given up.
     pub deadline: Timestamp,
     /// When members of the old generation must have left it.
@@ -64,7 +64,7 @@ pub struct Gathering {
     pub relieved: bool,
 }
 
-impl Gathering {
+impl GatheringPhase {
     /// Of a run that begins.
     pub fn new(deadline: Timestamp) -> Self {
         Self {
@@ -106,7 +106,7 @@ pub enum LastCall {
 
 /// A generation connects or trains.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct RunningPhase {
     /// What its workers were told.
     pub assignment: Arc<Assignment>,
     /// Its workers were asked to leave it at the next boundary.
@@ -125,14 +125,14 @@ pub struct Running {
 #[derive(Clone, Debug)]
 pub enum Stage {
     /// Ranks find each other, and agree where to start.
-    Connecting(Connecting),
+    Connecting(ConnectingStage),
     /// Steps are being done.
     Training,
 }
 
 /// Ranks find each other, and agree where to start.
 #[derive(Clone, Debug, Default)]
-pub struct Connecting {
+pub struct ConnectingStage {
     /// Ranks that have spoken.
     spoken: HashSet<Rank>,
     /// Where the one that spoke first starts, and the dearest source of all: it says most.
@@ -141,7 +141,7 @@ pub struct Connecting {
     pub recalled: bool,
 }
 
-impl Connecting {
+impl ConnectingStage {
     /// After a restart of the coordinator.
     pub fn recalled() -> Self {
         Self { recalled: true, ..Self::default() }
@@ -156,10 +156,10 @@ impl Connecting {
     }
 }
 
-impl Running {
+impl RunningPhase {
     /// A generation of these that has just been formed.
     pub fn new(assignment: Arc<Assignment>) -> Self {
-        let stage = Stage::Connecting(Connecting::default());
+        let stage = Stage::Connecting(ConnectingStage::default());
         Self { assignment, regroup: false, hand_over: false, stage, at_work: 0, left_up_to: 0 }
     }
 
@@ -180,7 +180,7 @@ impl Running {
 
 /// The run is over.
 #[derive(Clone, Debug)]
-pub struct Over {
+pub struct OverPhase {
     /// How it ended.
     pub end: End,
     /// When workers that have not left are waited for no longer.

@@ -11,7 +11,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheReport, Decided},
+    cache_plan::{CacheDecision, CacheReport},
     ids::{Generation, Rank, Slot, Step, WorkerId},
     order::{LeftOut, Order},
     plan::Plan,
@@ -20,13 +20,13 @@ use coxswain_proto::{
 
 use super::{
     action::{Action, Lease, Record},
-    cache::{CacheBook, Reached},
+    cache::{CacheBook, HighWaterMark},
     caching::FeatureCache,
     checkpoints::Checkpoints,
     config::Config,
     event::{DataSet, WorkerClaim},
     leases::LeaseWindow,
-    ledger::{Due, Fault, StepLedger, Unseen},
+    ledger::{Due, Fault, StepLedger, UnreportedStep},
     news::News,
     past::{Past, PastGeneration},
     quarantine::Quarantine,
@@ -107,7 +107,7 @@ impl Progress {
         let mut book = CacheBook::new(&config.cache, plan.as_ref(), cache_phases, caches, past.reached);
         if let Some(plan) = plan.filter(|_| past.started().is_some()) {
             let leased = book.leased_at_most(committed, Step(plan.total_steps()));
-            book.reached(Reached { committed, leased });
+            book.reached(HighWaterMark { committed, leased });
         }
         Self {
             train: train.clone(),
@@ -199,7 +199,7 @@ impl Progress {
         generation: Generation,
         members: &[WorkerId],
         first_step: Step,
-    ) -> Option<Reached> {
+    ) -> Option<HighWaterMark> {
         let plan = self.plan?;
         let leased = self.course().map_or(first_step, |course| course.leases.end());
         let ledger = StepLedger::new(plan, generation, members, first_step).without(self.left_out());
@@ -210,7 +210,7 @@ impl Progress {
         let committed = std::mem::replace(&mut self.committed, first_step);
         self.skipped.split_off(&first_step);
         let leased = leased.max(committed);
-        (first_step < committed).then(|| self.cache.book.reached(Reached { committed, leased }))
+        (first_step < committed).then(|| self.cache.book.reached(HighWaterMark { committed, leased }))
     }
 
     /// The generation that runs has ended.
@@ -290,7 +290,7 @@ impl Progress {
         // A complete checkpoint of this step proves the steps before it, even if the ranks that did them are
         // gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
-        let unseen = |step| Unseen {
+        let unseen = |step| UnreportedStep {
             cache_generation: self.cache.serving(step),
             skipped: self.checkpoints.skipped(step).cloned(),
         };
@@ -315,7 +315,8 @@ impl Progress {
             return;
         }
         // Nothing is committed blindly: its reports cover every step that is left.
-        let steps = ledger.settle(Step(plan.total_steps()), false, |_| Unseen::default()).unwrap_or_default();
+        let steps =
+            ledger.settle(Step(plan.total_steps()), false, |_| UnreportedStep::default()).unwrap_or_default();
         steps.iter().for_each(|step| self.take(step, out));
     }
 
@@ -424,13 +425,13 @@ impl Progress {
 
     /// A new generation of the cache is asked for. What was decided, and whether those that waited can
     /// go on.
-    pub fn rebuild_cache(&mut self, out: &mut Vec<Action>) -> Result<(Decided, bool), Refusal> {
+    pub fn rebuild_cache(&mut self, out: &mut Vec<Action>) -> Result<(CacheDecision, bool), Refusal> {
         self.cache.can_be_rebuilt()?;
         let committed = self.committed;
         let leased = self.course().map_or(committed, |course| course.leases.end().max(committed));
         let total = Step(self.plan.ok_or(Refusal::NotPlanned)?.total_steps());
         let waited = self.waits_for_drift();
-        self.cache.rebuild(Reached { committed, leased }, total, waited, out)
+        self.cache.rebuild(HighWaterMark { committed, leased }, total, waited, out)
     }
 
     /// What `status` shows of the feature cache.

@@ -200,9 +200,9 @@ impl Refusal {
 
 /// What callers were refused that ask again and again: told once to each.
 #[derive(Clone, Debug, Default)]
-pub struct Refused(VecDeque<(String, Refusal)>);
+pub struct RefusalMemo(VecDeque<(String, Refusal)>);
 
-impl Refused {
+impl RefusalMemo {
     /// Remembers a refusal; whether this caller has not been told the same before. A caller without a name
     /// is always told anew.
     pub fn is_news(&mut self, caller: Option<String>, refusal: &Refusal) -> bool {

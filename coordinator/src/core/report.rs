@@ -3,8 +3,8 @@
 use std::{ops::Range, time::Duration};
 
 pub use coxswain_proto::report::{
-    CacheUse, Merged, Metric, PhaseMemory, SkipCause, Skipped, StateSource, StepReport, StepTimes, Totals,
-    WorkerPhase,
+    CacheUse, MergedMetrics, Metric, PhaseMemory, Skip, SkipCause, StateSource, StepReport, StepTimes,
+    Totals, WorkerPhase,
 };
 use coxswain_proto::{
     ids::{Bytes, Generation, Slot, Step},
@@ -19,7 +19,7 @@ pub struct CommittedStep {
     /// Steps of the whole run.
     pub total_steps: u64,
     /// What of the data it took.
-    pub consumed: Consumed,
+    pub consumed: DataConsumption,
     /// The membership that did it.
     pub generation: Generation,
     /// Ranks in that membership.
@@ -44,7 +44,7 @@ pub struct CommittedStep {
     /// proves the rest. 0: that state alone proves it, and its totals are not known.
     pub reports: u32,
     /// Why it was left out, if it was: nothing was learned from its samples, and its totals are 0.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
 }
 
 /// The largest memory of a step.
@@ -58,7 +58,7 @@ pub struct MemoryPeak {
 
 /// What of the data a step took, over all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Consumed {
+pub struct DataConsumption {
     /// Which epoch its samples belong to.
     pub epoch: u64,
     /// Positions of the epoch's order.
@@ -70,7 +70,7 @@ pub struct Consumed {
 impl CommittedStep {
     /// Samples over all ranks.
     pub fn samples(&self) -> u64 {
-        let Consumed { positions, left_out, .. } = &self.consumed;
+        let DataConsumption { positions, left_out, .. } = &self.consumed;
         let left_out: u64 = left_out.iter().map(|hole| hole.end - hole.start).sum();
         (positions.end - positions.start).saturating_sub(left_out)
     }

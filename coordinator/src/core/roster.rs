@@ -8,7 +8,7 @@ use std::{
 use coxswain_proto::ids::{Slot, WorkerId};
 use serde::{Deserialize, Serialize};
 
-pub use super::worker::{Changing, Doing, Gone, Worker};
+pub use super::worker::{Exit, Worker, WorkerActivity, WorkerMut};
 use super::{
     event::{Beat, StreamId, WorkerClaim},
     failure::Failure,
@@ -114,9 +114,9 @@ impl Roster {
     }
 
     /// As [`Roster::at`].
-    pub fn at_mut(&mut self, slot: Slot) -> Option<Changing<'_>> {
+    pub fn at_mut(&mut self, slot: Slot) -> Option<WorkerMut<'_>> {
         let worker = self.states.get_mut(slot.0 as usize)?.worker.as_mut()?;
-        Some(Changing::new(worker, &mut self.counts))
+        Some(WorkerMut::new(worker, &mut self.counts))
     }
 
     /// The open line of the worker at a slot, if it is not gone.
@@ -125,7 +125,7 @@ impl Roster {
     }
 
     /// The worker of this id, though it may be gone.
-    pub fn get_mut(&mut self, id: WorkerId) -> Result<Changing<'_>, Refusal> {
+    pub fn get_mut(&mut self, id: WorkerId) -> Result<WorkerMut<'_>, Refusal> {
         let slot = self.slots.get(&id).copied();
         slot.and_then(|slot| self.at_mut(slot)).ok_or(Refusal::UnknownWorker(id))
     }
@@ -136,7 +136,7 @@ impl Roster {
     }
 
     /// The worker of this id, if it is not gone: one that was given up is not heard any more.
-    pub fn living_mut(&mut self, id: WorkerId) -> Result<Changing<'_>, Refusal> {
+    pub fn living_mut(&mut self, id: WorkerId) -> Result<WorkerMut<'_>, Refusal> {
         self.get_mut(id).ok().filter(|worker| worker.gone.is_none()).ok_or(Refusal::UnknownWorker(id))
     }
 
@@ -145,7 +145,7 @@ impl Roster {
         let given_at = now.before(beat.age);
         match self.get_mut(beat.worker) {
             Ok(mut worker)
-                if *worker.claim.incarnation == *beat.incarnation && worker.gone != Some(Gone::Lost) =>
+                if *worker.claim.incarnation == *beat.incarnation && worker.gone != Some(Exit::Lost) =>
             {
                 worker.last_seen = worker.last_seen.max(given_at);
                 if given_at < worker.pulse.at {
@@ -158,7 +158,7 @@ impl Roster {
                 // Of a generation that is over it tells nothing of the one that it was assigned to since.
                 if beat.generation >= worker.generation {
                     let Beat { phase, step, collective, memory_in_use, .. } = *beat;
-                    worker.doing = Doing { phase, step, collective, memory_in_use };
+                    worker.doing = WorkerActivity { phase, step, collective, memory_in_use };
                 }
                 true
             }

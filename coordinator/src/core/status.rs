@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     ids::{Bytes, Generation, Slot, Step, WorkerId},
     order::Order,
     plan::Plan,
@@ -13,7 +13,7 @@ use coxswain_proto::{
 use super::{
     cache::{DriftEntry, GenerationEntry, GenerationState},
     checkpoints::CheckpointEntry,
-    failure::{Failure, Spent},
+    failure::{Failure, SpentBudgets},
     reason::{Reason, RunPhase},
     report::{CommittedStep, Metric, StepTimes, WorkerPhase},
     slot_health::SlotHealth,
@@ -50,7 +50,7 @@ pub struct Status {
     /// What ended the run, or else the newest fault that it survived.
     pub failure: Option<Arc<Failure>>,
     /// What is used of the budgets.
-    pub spent: Spent,
+    pub spent: SpentBudgets,
     /// Faults that may be survived.
     pub max_restarts: u32,
     /// The feature cache, if there is one.
@@ -121,7 +121,7 @@ pub struct CacheStatus {
     /// The newest generations, oldest first.
     pub generations: Vec<(GenerationEntry, GenerationState)>,
     /// The newest measurements of drift, and what was decided there.
-    pub drifts: Vec<(DriftEntry, Option<Decided>)>,
+    pub drifts: Vec<(DriftEntry, Option<CacheDecision>)>,
 }
 
 /// One slot at one moment: the worker that has it, or is on the way to it.

@@ -112,8 +112,8 @@ pub struct Stragglers {
     /// Steps that some ranks have reported: no more than are leased.
     open: BTreeMap<Step, Row>,
     /// The newest compared steps, each of all ranks.
-    recent: VecDeque<Vec<Compared>>,
-    ranks: Vec<Watched>,
+    recent: VecDeque<Vec<StepComparison>>,
+    ranks: Vec<RankWatch>,
 }
 
 /// What ranks have reported of one step.
@@ -124,7 +124,7 @@ struct Row {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Watched {
+struct RankWatch {
     /// Of the newest compared steps, those in which it was slow enough to count.
     counted: u32,
     slow: Option<Slowness>,
@@ -134,7 +134,7 @@ struct Watched {
 
 /// One rank's step beside the others'.
 #[derive(Clone, Copy, Debug, Default)]
-struct Compared {
+struct StepComparison {
     slowness: f64,
     /// Seconds beyond the median of the others, of each [`Part`] and of all.
     excess: [f64; 4],
@@ -179,7 +179,7 @@ impl Stragglers {
             from: Step(first.0 + WARM_UP),
             open: BTreeMap::new(),
             recent: VecDeque::new(),
-            ranks: vec![Watched::default(); world],
+            ranks: vec![RankWatch::default(); world],
         }
     }
 
@@ -235,12 +235,12 @@ impl Stragglers {
         // The oldest step makes room for the newest.
         let full = self.recent.len() == WINDOW;
         let mut newest = if full { self.recent.pop_front() } else { None }.unwrap_or_default();
-        newest.resize(row.len(), Compared::default());
+        newest.resize(row.len(), StepComparison::default());
         for ((work, step), watched) in row.iter().zip(&mut newest).zip(&mut self.ranks) {
             watched.counted -= u32::from(full && step.slowness >= COUNTS);
             let slowness = [&own, &by_sample, &by_token].map(|of| of.ratio(work));
             let slowness = slowness.into_iter().fold(f64::INFINITY, f64::min);
-            *step = Compared { slowness, excess: parts.each_ref().map(|of| of.beyond(work)) };
+            *step = StepComparison { slowness, excess: parts.each_ref().map(|of| of.beyond(work)) };
             watched.counted += u32::from(slowness >= COUNTS);
         }
         self.recent.push_back(newest);
@@ -259,10 +259,10 @@ impl Stragglers {
     }
 }
 
-impl Watched {
+impl RankWatch {
     /// Looks at its newest steps; whether it has become slow or well by the last of them.
-    fn look(&mut self, window: &[Compared]) -> bool {
-        let of = |value: &dyn Fn(&Compared) -> f64| median(window.iter().map(value).collect());
+    fn look(&mut self, window: &[StepComparison]) -> bool {
+        let of = |value: &dyn Fn(&StepComparison) -> f64| median(window.iter().map(value).collect());
         let (factor, excess) = (of(&|step| step.slowness), of(&|step| step.excess[3]));
         let was = self.slow.is_some();
         let is = match was {
@@ -277,7 +277,7 @@ impl Watched {
 }
 
 /// What takes the longest beyond the others' in the steps that are slow; `factor` is the window's median.
-fn part(window: &[Compared], factor: f64) -> Part {
+fn part(window: &[StepComparison], factor: f64) -> Part {
     let least = factor.min(COUNTS);
     let steps: Vec<_> = window.iter().filter(|step| step.slowness >= least).collect();
     let most = |part: Part| median(steps.iter().map(|step| step.excess[part as usize]).collect());

@@ -5,7 +5,7 @@ use super::{
     action::Action,
     news::News,
     reason::{Reason, RunPhase},
-    refusal::{Refusal, Refused},
+    refusal::{Refusal, RefusalMemo},
 };
 
 /// What was said last.
@@ -15,13 +15,13 @@ pub struct Voice {
     pub reason: Reason,
     /// The phase that was published last.
     phase: RunPhase,
-    refused: Refused,
+    refused: RefusalMemo,
 }
 
 impl Voice {
     /// A run that waits for its workers.
     pub fn new(reason: Reason) -> Self {
-        Self { reason, phase: RunPhase::WaitingForWorkers, refused: Refused::default() }
+        Self { reason, phase: RunPhase::WaitingForWorkers, refused: RefusalMemo::default() }
     }
 
     /// Publishes the phase and its reason if either has changed.

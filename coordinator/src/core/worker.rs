@@ -25,7 +25,7 @@ pub struct Worker {
     /// What it said of itself.
     pub claim: WorkerClaim,
     /// What it was doing when last heard of.
-    pub doing: Doing,
+    pub doing: WorkerActivity,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
     /// Its figures of that step.
@@ -49,7 +49,7 @@ pub struct Worker {
     /// Whether it waits without one, and why.
     pub without: WithoutRank,
     /// How it went, once it is gone.
-    pub gone: Option<Gone>,
+    pub gone: Option<Exit>,
 }
 
 /// Why a worker that is there may have no rank.
@@ -63,7 +63,7 @@ pub struct WithoutRank {
 
 /// What a worker was doing when last heard of.
 #[derive(Clone, Debug)]
-pub struct Doing {
+pub struct WorkerActivity {
     /// What.
     pub phase: WorkerPhase,
     /// In which step.
@@ -76,7 +76,7 @@ pub struct Doing {
 
 /// How a worker went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gone {
+pub enum Exit {
     /// It said good-bye, with this exit code to come.
     Left(i32),
     /// It fell silent, failed, or its process ended without a word.
@@ -90,7 +90,7 @@ impl Worker {
         Self {
             id,
             claim,
-            doing: Doing { phase, step, collective: (0, 0), memory_in_use: Bytes(0) },
+            doing: WorkerActivity { phase, step, collective: (0, 0), memory_in_use: Bytes(0) },
             times: StepTimes::default(),
             metrics: Arc::default(),
             last_seen: now,
@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// It is gone; the line that it had, which is to be closed.
-    pub fn go(&mut self, how: Gone) -> Option<StreamId> {
+    pub fn go(&mut self, how: Exit) -> Option<StreamId> {
         (self.gone, self.ready, self.without.spare) = (Some(how), false, false);
         self.line.stream.take()
     }
@@ -186,13 +186,13 @@ impl Counts {
 }
 
 /// A worker that may be changed; what it is then is counted when this is dropped.
-pub struct Changing<'a> {
+pub struct WorkerMut<'a> {
     worker: &'a mut Worker,
     counts: &'a mut Counts,
     was: Counts,
 }
 
-impl<'a> Changing<'a> {
+impl<'a> WorkerMut<'a> {
     /// A worker among all that are counted.
     pub fn new(worker: &'a mut Worker, counts: &'a mut Counts) -> Self {
         let was = Counts::of(worker);
@@ -200,7 +200,7 @@ impl<'a> Changing<'a> {
     }
 }
 
-impl Deref for Changing<'_> {
+impl Deref for WorkerMut<'_> {
     type Target = Worker;
 
     fn deref(&self) -> &Worker {
@@ -208,13 +208,13 @@ impl Deref for Changing<'_> {
     }
 }
 
-impl DerefMut for Changing<'_> {
+impl DerefMut for WorkerMut<'_> {
     fn deref_mut(&mut self) -> &mut Worker {
         self.worker
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for WorkerMut<'_> {
     fn drop(&mut self) {
         self.counts.change(self.was, Counts::of(self.worker));
     }

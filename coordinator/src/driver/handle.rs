@@ -32,7 +32,7 @@ use crate::{
 
 /// News with the moment they were published.
 #[derive(Debug)]
-pub struct Dated {
+pub struct DatedNews {
     /// Milliseconds since the Unix epoch.
     pub unix_ms: u64,
     /// What happened.
@@ -41,7 +41,7 @@ pub struct Dated {
 
 /// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Denied {
+pub enum CallError {
     /// The core said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -58,33 +58,33 @@ pub enum Denied {
 pub struct Handle {
     pub(super) calls: mpsc::Sender<InboxCall>,
     pub(super) looks: mpsc::Sender<Look>,
-    pub(super) news: broadcast::WeakSender<Arc<Dated>>,
+    pub(super) news: broadcast::WeakSender<Arc<DatedNews>>,
     pub(super) journal: JournalThread,
     pub(super) last_stream: Arc<AtomicU64>,
 }
 
 impl Handle {
     /// Asks the core.
-    pub async fn ask(&self, ask: Ask) -> Result<Reply, Denied> {
+    pub async fn ask(&self, ask: Ask) -> Result<Reply, CallError> {
         let (reply, answer) = oneshot::channel();
-        self.calls.send(InboxCall::Ask(ask, reply)).await.map_err(|_| Denied::Gone)?;
-        Ok(answer.await.map_err(|_| Denied::Gone)??)
+        self.calls.send(InboxCall::Ask(ask, reply)).await.map_err(|_| CallError::Gone)?;
+        Ok(answer.await.map_err(|_| CallError::Gone)??)
     }
 
     /// The run at this moment.
-    pub async fn status(&self) -> Result<Arc<Status>, Denied> {
+    pub async fn status(&self) -> Result<Arc<Status>, CallError> {
         self.look(Look::Status).await
     }
 
     /// What ranks have reported of their memory.
-    pub async fn memory(&self) -> Result<Arc<Vec<RankMemory>>, Denied> {
+    pub async fn memory(&self) -> Result<Arc<Vec<RankMemory>>, CallError> {
         self.look(Look::Memory).await
     }
 
-    async fn look<T>(&self, look: impl FnOnce(oneshot::Sender<T>) -> Look) -> Result<T, Denied> {
+    async fn look<T>(&self, look: impl FnOnce(oneshot::Sender<T>) -> Look) -> Result<T, CallError> {
         let (reply, answer) = oneshot::channel();
-        self.looks.send(look(reply)).await.map_err(|_| Denied::Gone)?;
-        answer.await.map_err(|_| Denied::Gone)
+        self.looks.send(look(reply)).await.map_err(|_| CallError::Gone)?;
+        answer.await.map_err(|_| CallError::Gone)
     }
 
     /// Opens a worker's line.
@@ -92,7 +92,7 @@ impl Handle {
         &self,
         worker: WorkerId,
         incarnation: String,
-    ) -> Result<DirectiveStream<Directive>, Denied> {
+    ) -> Result<DirectiveStream<Directive>, CallError> {
         let (line, end) = self.line(Owner::Worker(worker));
         let follow = Follow { worker, incarnation, stream: end.stream(), line: WorkerLine::Own(line) };
         self.open(|opened| InboxCall::Follow(follow, opened)).await?;
@@ -100,7 +100,7 @@ impl Handle {
     }
 
     /// Opens a launcher's line.
-    pub async fn follow_node(&self, node_id: String) -> Result<DirectiveStream<Respawn>, Denied> {
+    pub async fn follow_node(&self, node_id: String) -> Result<DirectiveStream<Respawn>, CallError> {
         let (line, end) = self.line(Owner::Node(node_id.clone()));
         let (stream, line) = (end.stream(), NodeLine::Own(line));
         self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
@@ -108,7 +108,7 @@ impl Handle {
     }
 
     /// Opens a launcher's line, on which lines of its workers can be opened, too.
-    pub async fn speak_for(&self, node_id: String) -> Result<NodeStream, Denied> {
+    pub async fn speak_for(&self, node_id: String) -> Result<NodeStream, CallError> {
         let (end, shared) = NodeStream::new(node_id.clone(), self.next_stream(), self.calls.clone());
         let (stream, line) = (end.stream(), NodeLine::Shared(shared));
         self.open(|opened| InboxCall::FollowNode { node_id, stream, line, opened }).await?;
@@ -122,9 +122,9 @@ impl Handle {
         number: u64,
         worker: WorkerId,
         incarnation: String,
-    ) -> Result<(), Denied> {
+    ) -> Result<(), CallError> {
         let known = incarnation.as_str().into();
-        let (stream, line) = (self.next_stream(), on.begin(number).ok_or(Denied::Gone)?);
+        let (stream, line) = (self.next_stream(), on.begin(number).ok_or(CallError::Gone)?);
         on.enter(number, OpenLine { worker, stream, incarnation: known });
         let follow = Follow { worker, incarnation, stream, line };
         let opened = self.open(|opened| InboxCall::Follow(follow, opened)).await;
@@ -134,10 +134,10 @@ impl Handle {
         opened
     }
 
-    async fn open(&self, call: impl FnOnce(Answer) -> InboxCall) -> Result<(), Denied> {
+    async fn open(&self, call: impl FnOnce(Answer) -> InboxCall) -> Result<(), CallError> {
         let (opened, answer) = oneshot::channel();
-        self.calls.send(call(opened)).await.map_err(|_| Denied::Gone)?;
-        answer.await.map_err(|_| Denied::Gone)??;
+        self.calls.send(call(opened)).await.map_err(|_| CallError::Gone)?;
+        answer.await.map_err(|_| CallError::Gone)??;
         Ok(())
     }
 
@@ -153,17 +153,17 @@ impl Handle {
     }
 
     /// News from now on; ends with the driver.
-    pub fn subscribe(&self) -> Result<broadcast::Receiver<Arc<Dated>>, Denied> {
-        Ok(self.news.upgrade().ok_or(Denied::Gone)?.subscribe())
+    pub fn subscribe(&self) -> Result<broadcast::Receiver<Arc<DatedNews>>, CallError> {
+        Ok(self.news.upgrade().ok_or(CallError::Gone)?.subscribe())
     }
 
     /// At most `limit` committed steps from `first` on.
-    pub async fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, Denied> {
+    pub async fn ledger(&self, first: Step, limit: usize) -> Result<Vec<LedgerEntry>, CallError> {
         Ok(self.journal.ledger(first, limit).await?)
     }
 
     /// What the journal has beside them.
-    pub async fn history(&self) -> Result<History, Denied> {
+    pub async fn history(&self) -> Result<History, CallError> {
         Ok(self.journal.history().await?)
     }
 }

@@ -15,7 +15,7 @@ use crate::core::{action::Directive, event::StreamId, roster::Respawn};
 
 /// One thing that goes down a launcher's stream.
 #[derive(Debug)]
-pub enum Told {
+pub enum Notice {
     /// What the workers of these lines are told; nothing if the lines are closed.
     Lines(Vec<u64>, Option<Directive>),
     /// What the launcher itself is told.
@@ -24,18 +24,18 @@ pub enum Told {
 
 /// A launcher's stream, down which its workers' lines go, too.
 #[derive(Debug)]
-pub struct Shared {
-    told: mpsc::Sender<Told>,
+pub struct NodePipe {
+    told: mpsc::Sender<Notice>,
     broken: CancellationToken,
 }
 
-impl Shared {
+impl NodePipe {
     /// The stream whose other end receives what is told; `broken` is cancelled where it does not read.
-    pub fn new(told: mpsc::Sender<Told>, broken: CancellationToken) -> Self {
+    pub fn new(told: mpsc::Sender<Notice>, broken: CancellationToken) -> Self {
         Self { told, broken }
     }
 
-    fn say(&self, told: Told) {
+    fn say(&self, told: Notice) {
         if self.told.try_send(told).is_err() {
             self.broken.cancel();
         }
@@ -47,7 +47,7 @@ pub enum WorkerLine {
     /// Its own.
     Own(mpsc::Sender<Directive>),
     /// On its launcher's stream, where it has this number.
-    On(Arc<Shared>, u64),
+    On(Arc<NodePipe>, u64),
 }
 
 /// A launcher's line.
@@ -55,7 +55,7 @@ pub enum NodeLine {
     /// It speaks for itself alone.
     Own(mpsc::Sender<Respawn>),
     /// It speaks for its workers, too.
-    Shared(Arc<Shared>),
+    Shared(Arc<NodePipe>),
 }
 
 /// All that are open.
@@ -68,7 +68,7 @@ pub struct Lines {
 }
 
 struct Saying {
-    to: Arc<Shared>,
+    to: Arc<NodePipe>,
     lines: Vec<u64>,
     directive: Directive,
 }
@@ -103,7 +103,7 @@ impl Lines {
                 }
                 let saying = Saying { to: to.clone(), lines: vec![*number], directive };
                 if let Some(before) = self.saying.replace(saying) {
-                    before.to.say(Told::Lines(before.lines, Some(before.directive)));
+                    before.to.say(Notice::Lines(before.lines, Some(before.directive)));
                 }
             }
         }
@@ -119,14 +119,14 @@ impl Lines {
                     self.nodes.remove(&stream);
                 }
             }
-            Some(NodeLine::Shared(to)) => to.say(Told::Order(respawn)),
+            Some(NodeLine::Shared(to)) => to.say(Notice::Order(respawn)),
         }
     }
 
     /// All that was to be told is.
     pub fn flush(&mut self) {
         if let Some(Saying { to, lines, directive }) = self.saying.take() {
-            to.say(Told::Lines(lines, Some(directive)));
+            to.say(Notice::Lines(lines, Some(directive)));
         }
     }
 
@@ -134,7 +134,7 @@ impl Lines {
     pub fn close(&mut self, stream: StreamId) {
         self.flush();
         if let Some(WorkerLine::On(to, number)) = self.workers.remove(&stream) {
-            to.say(Told::Lines(vec![number], None));
+            to.say(Notice::Lines(vec![number], None));
         }
         self.nodes.remove(&stream);
     }
@@ -155,7 +155,7 @@ mod tests {
         let stream = |queue| {
             let (told, heard) = mpsc::channel(queue);
             let broken = CancellationToken::new();
-            (Arc::new(Shared::new(told, broken.clone())), heard, broken)
+            (Arc::new(NodePipe::new(told, broken.clone())), heard, broken)
         };
         let ((first, mut heard, _), (second, mut other, broken)) = (stream(8), stream(1));
         let mut lines = Lines::default();
@@ -172,11 +172,11 @@ mod tests {
         lines.tell(StreamId(9), Directive::Resume);
         lines.flush();
         let mut of_first = || heard.try_recv().ok();
-        assert!(matches!(of_first(), Some(Told::Lines(to, Some(Directive::Pause))) if to == [0, 1, 2]));
-        assert!(matches!(of_first(), Some(Told::Lines(to, Some(Directive::Checkpoint(1)))) if to == [0]));
-        assert!(matches!(of_first(), Some(Told::Lines(to, None)) if to == [1]));
+        assert!(matches!(of_first(), Some(Notice::Lines(to, Some(Directive::Pause))) if to == [0, 1, 2]));
+        assert!(matches!(of_first(), Some(Notice::Lines(to, Some(Directive::Checkpoint(1)))) if to == [0]));
+        assert!(matches!(of_first(), Some(Notice::Lines(to, None)) if to == [1]));
         assert!(of_first().is_none());
-        assert!(matches!(other.try_recv(), Ok(Told::Lines(to, Some(Directive::Pause))) if to == [1]));
+        assert!(matches!(other.try_recv(), Ok(Notice::Lines(to, Some(Directive::Pause))) if to == [1]));
         assert!(broken.is_cancelled(), "it did not read, and a worker of it would have missed something");
     }
 }

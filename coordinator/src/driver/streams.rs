@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     inbox::{InboxCall, Owner},
-    lines::{Shared, Told, WorkerLine},
+    lines::{NodePipe, Notice, WorkerLine},
 };
 use crate::core::event::StreamId;
 
@@ -63,9 +63,9 @@ impl<D> Drop for DirectiveStream<D> {
 
 /// The other end of a launcher's stream, with the lines of its workers.
 pub struct NodeStream {
-    told: mpsc::Receiver<Told>,
+    told: mpsc::Receiver<Notice>,
     broken: CancellationToken,
-    shared: Weak<Shared>,
+    shared: Weak<NodePipe>,
     node_id: String,
     stream: StreamId,
     /// By the number that the launcher has given.
@@ -85,10 +85,10 @@ pub struct OpenLine {
 
 impl NodeStream {
     /// A stream that is about to be opened, and the driver's end of it. It ends with the driver.
-    pub fn new(node_id: String, stream: StreamId, calls: mpsc::Sender<InboxCall>) -> (Self, Arc<Shared>) {
+    pub fn new(node_id: String, stream: StreamId, calls: mpsc::Sender<InboxCall>) -> (Self, Arc<NodePipe>) {
         let (tell, told) = mpsc::channel(DIRECTIVE_QUEUE * MAX_NODE_WORKERS);
         let broken = CancellationToken::new();
-        let shared = Arc::new(Shared::new(tell, broken.clone()));
+        let shared = Arc::new(NodePipe::new(tell, broken.clone()));
         let weak = Arc::downgrade(&shared);
         (Self { told, broken, shared: weak, node_id, stream, lines: HashMap::new(), calls }, shared)
     }
@@ -99,7 +99,7 @@ impl NodeStream {
     }
 
     /// Waits for something to go down the stream, and takes all there is; false when the stream has ended.
-    pub async fn told(&mut self, batch: &mut Vec<Told>) -> bool {
+    pub async fn told(&mut self, batch: &mut Vec<Notice>) -> bool {
         tokio::select! {
             biased;
             () = self.broken.cancelled() => false,

@@ -103,7 +103,7 @@ async fn a_coordinator_that_is_stopped_while_its_disk_is_full_shuts_down() {
         tokio::task::yield_now().await;
         stop.cancel();
     });
-    assert!(matches!(asked, Err(Denied::Gone)), "{asked:?}");
+    assert!(matches!(asked, Err(CallError::Gone)), "{asked:?}");
     assert!(matches!(running.await, Ok(Ok(Outcome::ShutDown { steps: Step(0) }))));
 }
 

@@ -51,7 +51,7 @@ impl Durable {
         run_id: Option<&str>,
         fresh: &str,
         life: Life,
-    ) -> Result<(Self, Identity, Remembered), JournalError> {
+    ) -> Result<(Self, Identity, RecoveredHistory), JournalError> {
         let place = place.into();
         let (database, contents) = open_whole(&place)?;
         let copies = spec.run.bucket.is_some();
@@ -81,7 +81,7 @@ impl Durable {
         };
         journal.begin_life(&ours, lives + 1, &changes, &begins)?;
         journal.under_way = true;
-        Ok((journal, ours, Remembered { lives, past: begins.into_past(), changed }))
+        Ok((journal, ours, RecoveredHistory { lives, past: begins.into_past(), changed }))
     }
 
     /// A journal that is begun beside a checkpoint says so to those who audit it.
@@ -288,7 +288,7 @@ impl Begins {
 
 /// What earlier lives of the coordinator left behind.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Remembered {
+pub struct RecoveredHistory {
     /// Starts of the coordinator before this one.
     pub lives: u32,
     /// What they recorded.

@@ -9,13 +9,13 @@ use super::{Journal, JournalError, JournalReader};
 use crate::core::action::Record;
 
 /// A journal behind a claim to the coordinator's role.
-pub struct Fenced<J> {
+pub struct Fence<J> {
     journal: J,
     number: u64,
     is_lost: Box<dyn Fn() -> bool + Send>,
 }
 
-impl<J> Fenced<J> {
+impl<J> Fence<J> {
     /// Of the coordinator with the claim of this number, which asks whether somebody else has the role by
     /// now.
     pub fn new(journal: J, number: u64, is_lost: impl Fn() -> bool + Send + 'static) -> Self {
@@ -30,7 +30,7 @@ impl<J> Fenced<J> {
     }
 }
 
-impl<J: Journal> Journal for Fenced<J> {
+impl<J: Journal> Journal for Fence<J> {
     /// Refused where the role is lost; asked again afterwards, because nobody may be told what a successor
     /// that has read the journal meanwhile does not know.
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
@@ -65,8 +65,7 @@ mod tests {
         let claims = Claims::of_run(dir.path());
         let claim = claims.take("node0:1", "a").unwrap();
         let asked = claims.clone();
-        let mut journal =
-            Fenced::new(Forgetful::default(), claim.number, move || asked.is_lost(claim.number));
+        let mut journal = Fence::new(Forgetful::default(), claim.number, move || asked.is_lost(claim.number));
         journal.append(&[]).unwrap();
         claims.succeed(claim.number, "node1:1", "b").unwrap().unwrap();
         let refused = journal.append(&[]).unwrap_err();

@@ -23,9 +23,9 @@ mod thread;
 pub use self::{
     chronicle::{Chronicle, exists, read},
     disk::{Disk, Location},
-    durable::{Durable, Life, Remembered},
+    durable::{Durable, Life, RecoveredHistory},
     entry::LedgerEntry,
-    fenced::Fenced,
+    fenced::Fence,
     forgetful::Forgetful,
     history::{Fate, History, Membership},
     identity::{Change, Identity, JournalError, changes},

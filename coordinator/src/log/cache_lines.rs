@@ -1,7 +1,7 @@
 //! News of the feature cache as sentences, for the log and for watchers.
 
 use coxswain_proto::{
-    cache_plan::{Decided, Why},
+    cache_plan::{CacheDecision, Cause},
     human,
 };
 use tracing::{debug, info, warn};
@@ -12,15 +12,15 @@ use crate::core::{
 };
 
 /// Why a generation serves, as a clause: `drift 0.08 is above 0.05`.
-pub fn why(why: &Why) -> String {
+pub fn why(why: &Cause) -> String {
     match why {
-        Why::First => "the first one".into(),
-        Why::Schedule => "every cached phase has its own".into(),
-        Why::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
-        Why::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
-        Why::Unmeasured => "the old version's drift was not measured".into(),
-        Why::Lost => "the adapter of the old version is unreadable".into(),
-        Why::Asked => "asked for".into(),
+        Cause::First => "the first one".into(),
+        Cause::Schedule => "every cached phase has its own".into(),
+        Cause::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
+        Cause::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
+        Cause::Unmeasured => "the old version's drift was not measured".into(),
+        Cause::Lost => "the adapter of the old version is unreadable".into(),
+        Cause::Asked => "asked for".into(),
     }
 }
 
@@ -38,7 +38,7 @@ pub fn line(news: &CacheNews) -> String {
     }
 }
 
-fn decided(decided: &Decided) -> String {
+fn decided(decided: &CacheDecision) -> String {
     let (number, first) = (decided.generation.number, decided.first);
     let still = if decided.begins() { "" } else { "still " };
     format!("{still}cached features of version {number} from step {first} on: {}", why(&decided.why))
@@ -92,7 +92,7 @@ pub(super) fn write(news: &CacheNews) {
             let (generation, step) = (decided.generation.number, decided.first.0);
             let (since, begins) = (decided.generation.since.0, decided.begins());
             match decided.why {
-                Why::Unmeasured | Why::Lost => {
+                Cause::Unmeasured | Cause::Lost => {
                     warn!(target: "coxswain::cache", generation, step, since, begins, "{line}");
                 }
                 _ => info!(target: "coxswain::cache", generation, step, since, begins, "{line}"),
@@ -137,14 +137,14 @@ mod tests {
     #[test]
     fn a_decision_says_from_when_on_and_why() {
         let generation = CacheGeneration { number: 2, since: Step(120) };
-        let why = Why::Moved { drift: 0.080_04, threshold: 0.05 };
-        let moved = Decided { first: Step(120), generation, why };
+        let why = Cause::Moved { drift: 0.080_04, threshold: 0.05 };
+        let moved = CacheDecision { first: Step(120), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(moved)),
             "features of version 2 from step 120 on: drift 0.08 is above 0.05"
         );
-        let why = Why::Stayed { drift: 0.0123, threshold: 0.05 };
-        let stayed = Decided { first: Step(240), generation, why };
+        let why = Cause::Stayed { drift: 0.0123, threshold: 0.05 };
+        let stayed = CacheDecision { first: Step(240), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(stayed)),
             "still features of version 2 from step 240 on: drift 0.0123 is not above 0.05"

@@ -138,13 +138,13 @@ mod tests {
     use coxswain_proto::ids::{Bytes, Generation, Slot, Step};
 
     use super::*;
-    use crate::core::report::{CacheUse, Consumed, MemoryPeak, Metric, StepTimes, Totals};
+    use crate::core::report::{CacheUse, DataConsumption, MemoryPeak, Metric, StepTimes, Totals};
 
     fn committed(number: u64, loss: f64) -> CommittedStep {
         CommittedStep {
             step: Step(number),
             total_steps: 400,
-            consumed: Consumed { epoch: 0, positions: 0..8, left_out: Vec::new() },
+            consumed: DataConsumption { epoch: 0, positions: 0..8, left_out: Vec::new() },
             generation: Generation(1),
             world: 2,
             totals: Totals { loss_sum: loss * 64.0, valid_count: 64.0, grad_norm: 1.25 },

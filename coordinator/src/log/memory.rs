@@ -109,7 +109,7 @@ fn short(phase: WorkerPhase) -> &'static str {
 mod tests {
     use coxswain_proto::{
         ids::Slot,
-        memory::{Category, Compared, Comparison},
+        memory::{Category, Comparison, MemoryRow},
     };
 
     use super::*;
@@ -152,7 +152,7 @@ mod tests {
     fn the_fullest_rank_is_laid_beside_its_prediction() {
         let mut table = [row(0, "a", vec![]), row(1, "b", vec![]), row(2, "c", vec![])];
         assert_eq!(prediction(&table), Vec::<String>::new());
-        let of = Compared { category: Category::Trainables, predicted: 1 << 20, measured: Some(1 << 20) };
+        let of = MemoryRow { category: Category::Trainables, predicted: 1 << 20, measured: Some(1 << 20) };
         for (row, measured) in table[..2].iter_mut().zip([5 << 20, 10 << 20]) {
             row.comparison = Some(Comparison { predicted: 9 << 20, measured, runs: 0, categories: vec![of] });
         }
@@ -171,7 +171,7 @@ mod tests {
         let mut large = peak(WorkerPhase::Communication, 10);
         (large.reserved, large.driver) = (Bytes(1000 << 30), Bytes(1000 << 30));
         let mut table = [row(0, "a-host-of-a-long-name", vec![large]), row(1, "b", vec![])];
-        let of = Compared { category: Category::Trainables, predicted: 1 << 20, measured: Some(1 << 20) };
+        let of = MemoryRow { category: Category::Trainables, predicted: 1 << 20, measured: Some(1 << 20) };
         table[0].comparison =
             Some(Comparison { predicted: 9 << 20, measured: 10 << 20, runs: 0, categories: vec![of] });
         let shown = tables(&table);

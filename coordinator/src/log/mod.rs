@@ -21,7 +21,7 @@ use spans::Spans;
 use tracing::{debug, error, info, warn};
 
 use crate::core::{
-    action::Spent,
+    action::SpentBudgets,
     checkpoints::CheckpointEntry,
     failure::Failure,
     memory::RankMemory,
@@ -207,7 +207,7 @@ fn checkpoint(entry: &CheckpointEntry) {
     }
 }
 
-fn first_cause(failure: &Failure, spent: &Spent) {
+fn first_cause(failure: &Failure, spent: &SpentBudgets) {
     let text = lines::one_line(&failure.to_string());
     let victims: Vec<_> = failure.victims.iter().map(|slot| slot.0).collect();
     macro_rules! told {

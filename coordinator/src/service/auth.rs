@@ -89,7 +89,7 @@ impl Grant {
 
 /// What a call shows.
 #[derive(Clone, Copy, Debug)]
-struct Shown<'a> {
+struct CallCredentials<'a> {
     path: &'a str,
     authorization: Option<&'a str>,
     caller: Option<&'a Caller>,
@@ -102,7 +102,7 @@ impl Guard {
     }
 
     /// What a caller may do who may make this call; if it may not, what to do.
-    fn admit(&self, shown: Shown<'_>) -> Result<Grant, Status> {
+    fn admit(&self, shown: CallCredentials<'_>) -> Result<Grant, Status> {
         let Some(tokens) = self.tokens.as_ref().filter(|_| shown.path != OPEN) else {
             return Ok(Grant { scopes: vec![Scope::All] });
         };
@@ -162,7 +162,7 @@ pub async fn guarded(State(guard): State<Guard>, mut request: Request, next: Nex
     let peer = request.extensions().get::<Arc<Peer>>().cloned();
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let path = request.uri().path();
-    let shown = Shown { path, authorization, caller: peer.as_ref().map(|peer| &peer.caller) };
+    let shown = CallCredentials { path, authorization, caller: peer.as_ref().map(|peer| &peer.caller) };
     let admitted = guard.admit(shown);
     if let (Ok(grant), Some(peer), true) = (&admitted, &peer, path != OPEN) {
         peer.attendance.rise(grant.standing());
@@ -206,7 +206,7 @@ mod tests {
 
     fn ask(guard: &Guard, path: &str, shown: Option<&str>, caller: Option<&Caller>) -> Result<(), Code> {
         let bearer = shown.map(|token| format!("Bearer {token}"));
-        let shown = Shown { path, authorization: bearer.as_deref(), caller };
+        let shown = CallCredentials { path, authorization: bearer.as_deref(), caller };
         guard.admit(shown).map(drop).map_err(|status| status.code())
     }
 

@@ -7,7 +7,7 @@ use coxswain_proto::{
     v1,
 };
 
-use super::fields::{Decoded, FieldError, count, milliseconds};
+use super::fields::{FieldError, FieldResult, count, milliseconds};
 use crate::{
     core::{
         action::{CacheKey, LeaseCachePhase},
@@ -22,14 +22,14 @@ use crate::{
 impl TryFrom<v1::ReportCacheRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportCacheRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportCacheRequest) -> FieldResult<Self> {
         let report = wire.report.ok_or_else(|| FieldError::new("report", "is missing"))?;
         let report = self::report(report).map_err(|error| error.below("report"))?;
         Ok(Self::Cache(WorkerId(wire.worker_id), report))
     }
 }
 
-fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
+fn report(wire: v1::CacheReport) -> FieldResult<CacheReport> {
     if wire.generation == 0 {
         return Err(FieldError::new("generation", "is 0, and generations of the cache count from 1"));
     }
@@ -57,7 +57,7 @@ fn report(wire: v1::CacheReport) -> Decoded<CacheReport> {
 const MAX_NAMESPACE: usize = 64;
 
 /// A loss that is not a number is told as it is; so is a drift, which then decides for a new generation.
-fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
+fn drift(wire: v1::CacheDrift) -> FieldResult<CacheDrift> {
     if wire.relative_l2 < 0.0 {
         return Err(FieldError::new(
             "drift.relative_l2",
@@ -70,7 +70,7 @@ fn drift(wire: v1::CacheDrift) -> Decoded<CacheDrift> {
 }
 
 /// What the cache did for one rank in one step.
-pub fn cache_use(wire: v1::CacheUse) -> Decoded<CacheUse> {
+pub fn cache_use(wire: v1::CacheUse) -> FieldResult<CacheUse> {
     let v1::CacheUse { hits, misses, kept, read_ms, fill_ms } = wire;
     Ok(CacheUse {
         hits: count("cache.hits", hits)?,

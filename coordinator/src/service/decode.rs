@@ -3,13 +3,13 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use super::fields::{
-    Decoded, FieldError, at_most, count, cut, filled, milliseconds, name, short_name, unknown,
+    FieldError, FieldResult, at_most, count, cut, filled, milliseconds, name, short_name, unknown,
 };
 use crate::{
     core::{
         event::{
-            Ask, Beat, CheckpointReport, CheckpointState, DataSet, Ended, KillingSample, NodeClaim, Origin,
-            Readiness, StartReport, WorkerClaim,
+            Ask, Beat, CheckpointReport, CheckpointState, DataSet, KillingSample, NodeClaim, Origin,
+            ProcessExit, Readiness, StartReport, WorkerClaim,
         },
         failure::Failure,
         memory::{MemoryReport, RankMemory},
@@ -33,7 +33,7 @@ use coxswain_proto::{
 impl TryFrom<v1::JoinNodeRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::JoinNodeRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::JoinNodeRequest) -> FieldResult<Self> {
         Ok(Self::JoinNode(NodeClaim {
             origin: origin(wire.version, wire.run_id)?,
             node_id: name("node_id", wire.node_id)?,
@@ -46,14 +46,14 @@ impl TryFrom<v1::JoinNodeRequest> for Ask {
 }
 
 /// Who asks.
-pub fn origin(version: String, run_id: String) -> Decoded<Origin> {
+pub fn origin(version: String, run_id: String) -> FieldResult<Origin> {
     Ok(Origin { version: name("version", version)?, run_id: name("run_id", run_id)? })
 }
 
 impl TryFrom<v1::RegisterRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::RegisterRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::RegisterRequest) -> FieldResult<Self> {
         filled("incarnation", &wire.incarnation)?;
         filled("data_address", &wire.data_address)?;
         filled("dataset_fingerprint", &wire.dataset_fingerprint)?;
@@ -78,7 +78,7 @@ impl TryFrom<v1::RegisterRequest> for Ask {
 }
 
 /// The sets of a mixture, of which an epoch takes so many samples.
-fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> Decoded<Vec<SetShare>> {
+fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> FieldResult<Vec<SetShare>> {
     if wire.len() > MAX_SETS {
         let problem = format!("has {} data sets; at most {MAX_SETS} are possible", wire.len());
         return Err(FieldError::new("sets", problem));
@@ -103,7 +103,7 @@ fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> Decoded<Vec<SetShare>> {
 impl TryFrom<v1::ReadyRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReadyRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReadyRequest) -> FieldResult<Self> {
         Ok(Self::Ready(Readiness {
             worker: WorkerId(wire.worker_id),
             incarnation: name("incarnation", wire.incarnation)?,
@@ -116,7 +116,7 @@ impl TryFrom<v1::ReadyRequest> for Ask {
 impl TryFrom<v1::ReportStartRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportStartRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportStartRequest) -> FieldResult<Self> {
         let source = match v1::StateSource::try_from(wire.source) {
             Ok(v1::StateSource::Fresh) => StateSource::Fresh,
             Ok(v1::StateSource::Carried) => StateSource::Carried,
@@ -136,14 +136,14 @@ impl TryFrom<v1::ReportStartRequest> for Ask {
 impl TryFrom<v1::HeartbeatRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::HeartbeatRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::HeartbeatRequest) -> FieldResult<Self> {
         let incarnation = name("incarnation", wire.incarnation.clone())?.into();
         beat(&wire, incarnation, Duration::ZERO).map(Self::Heartbeat)
     }
 }
 
 /// The sign of life of this process, which it gave so long ago.
-pub fn beat(wire: &v1::HeartbeatRequest, incarnation: Arc<str>, age: Duration) -> Decoded<Beat> {
+pub fn beat(wire: &v1::HeartbeatRequest, incarnation: Arc<str>, age: Duration) -> FieldResult<Beat> {
     Ok(Beat {
         phase: phase("phase", wire.phase)?,
         worker: WorkerId(wire.worker_id),
@@ -163,7 +163,7 @@ pub fn beat(wire: &v1::HeartbeatRequest, incarnation: Arc<str>, age: Duration) -
 /// Lists with an entry for each phase are no longer than this.
 const PHASES: usize = v1::WorkerPhase::Done as usize;
 
-fn paces(wire: &[v1::PhasePace]) -> Decoded<Vec<(WorkerPhase, Duration)>> {
+fn paces(wire: &[v1::PhasePace]) -> FieldResult<Vec<(WorkerPhase, Duration)>> {
     at_most(PHASES, "paces", wire.len())?;
     let paces = wire.iter().enumerate();
     paces
@@ -177,13 +177,13 @@ fn paces(wire: &[v1::PhasePace]) -> Decoded<Vec<(WorkerPhase, Duration)>> {
 impl TryFrom<v1::ReportStepsRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportStepsRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportStepsRequest) -> FieldResult<Self> {
         Ok(Self::Steps(WorkerId(wire.worker_id), step_reports(wire.steps)?))
     }
 }
 
 /// Finished steps of one worker.
-pub fn step_reports(wire: Vec<v1::StepReport>) -> Decoded<Vec<StepReport>> {
+pub fn step_reports(wire: Vec<v1::StepReport>) -> FieldResult<Vec<StepReport>> {
     at_most(REPORT_QUEUE, "steps", wire.len())?;
     let reports = wire.into_iter().enumerate();
     let reports =
@@ -194,7 +194,7 @@ pub fn step_reports(wire: Vec<v1::StepReport>) -> Decoded<Vec<StepReport>> {
 impl TryFrom<v1::ReportMemoryRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportMemoryRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportMemoryRequest) -> FieldResult<Self> {
         let (peaks, comparison) = (peaks(wire.phases)?, wire.comparison.map(Into::into));
         Ok(Self::Memory(WorkerId(wire.worker_id), MemoryReport { peaks, comparison }))
     }
@@ -204,13 +204,13 @@ impl TryFrom<v1::ReportMemoryRequest> for Ask {
 impl TryFrom<v1::RankMemory> for RankMemory {
     type Error = FieldError;
 
-    fn try_from(wire: v1::RankMemory) -> Decoded<Self> {
+    fn try_from(wire: v1::RankMemory) -> FieldResult<Self> {
         let (phases, comparison) = (peaks(wire.phases)?, wire.comparison.map(Into::into));
         Ok(Self { slot: Slot(wire.rank), host: wire.host, phases, comparison })
     }
 }
 
-fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhaseMemory>> {
+fn peaks(wire: Vec<v1::PhaseMemory>) -> FieldResult<Vec<PhaseMemory>> {
     at_most(PHASES, "phases", wire.len())?;
     let peaks = wire.into_iter().enumerate().map(|(i, peak)| {
         Ok(PhaseMemory {
@@ -226,7 +226,7 @@ fn peaks(wire: Vec<v1::PhaseMemory>) -> Decoded<Vec<PhaseMemory>> {
 impl TryFrom<v1::ReportCheckpointRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportCheckpointRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportCheckpointRequest) -> FieldResult<Self> {
         let state = match v1::CheckpointState::try_from(wire.state) {
             Ok(v1::CheckpointState::Complete) => CheckpointState::Complete,
             Ok(v1::CheckpointState::Failed) => CheckpointState::Failed,
@@ -252,7 +252,7 @@ impl From<v1::ReportNoteRequest> for Ask {
 impl TryFrom<v1::ReportFailureRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportFailureRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportFailureRequest) -> FieldResult<Self> {
         let failure = wire.failure.ok_or_else(|| FieldError::new("failure", "is missing"))?;
         Ok(Self::Failure {
             run_id: name("run_id", wire.run_id)?,
@@ -263,7 +263,7 @@ impl TryFrom<v1::ReportFailureRequest> for Ask {
     }
 }
 
-fn bad_sample(wire: v1::BadSample) -> Decoded<BadSample> {
+fn bad_sample(wire: v1::BadSample) -> FieldResult<BadSample> {
     let v1::DamagedRow { row, begin, end } = wire.row.ok_or_else(|| FieldError::new("row", "is missing"))?;
     if begin >= end {
         return Err(FieldError::new(
@@ -291,11 +291,11 @@ impl From<v1::LeaveRequest> for Ask {
 impl TryFrom<v1::ReportExitRequest> for Ask {
     type Error = FieldError;
 
-    fn try_from(wire: v1::ReportExitRequest) -> Decoded<Self> {
+    fn try_from(wire: v1::ReportExitRequest) -> FieldResult<Self> {
         let ended = match wire.ended {
-            Some(v1::report_exit_request::Ended::ExitCode(code)) => Ended::Code(code),
-            Some(v1::report_exit_request::Ended::Signal(9)) if wire.out_of_memory => Ended::OutOfMemory,
-            Some(v1::report_exit_request::Ended::Signal(signal)) => Ended::Signal(signal),
+            Some(v1::report_exit_request::Ended::ExitCode(code)) => ProcessExit::Code(code),
+            Some(v1::report_exit_request::Ended::Signal(9)) if wire.out_of_memory => ProcessExit::OutOfMemory,
+            Some(v1::report_exit_request::Ended::Signal(signal)) => ProcessExit::Signal(signal),
             None => return Err(FieldError::new("ended", "is missing")),
         };
         let pid = (wire.pid != 0).then_some(wire.pid);
@@ -305,13 +305,13 @@ impl TryFrom<v1::ReportExitRequest> for Ask {
     }
 }
 
-fn killing_sample(wire: v1::KillingSample) -> Decoded<KillingSample> {
+fn killing_sample(wire: v1::KillingSample) -> FieldResult<KillingSample> {
     let sample = wire.sample.ok_or_else(|| FieldError::new("sample", "is missing"))?;
     let sample = bad_sample(sample).map_err(|error| error.below("sample"))?;
     Ok(KillingSample { sample, generation: Generation(wire.generation) })
 }
 
-fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
+fn step_report(wire: v1::StepReport) -> FieldResult<StepReport> {
     Ok(StepReport {
         generation: Generation(wire.generation),
         step: Step(wire.step),
@@ -329,12 +329,12 @@ fn step_report(wire: v1::StepReport) -> Decoded<StepReport> {
     })
 }
 
-fn skipped(wire: v1::SkippedStep) -> Decoded<Skipped> {
+fn skipped(wire: v1::SkippedStep) -> FieldResult<Skipped> {
     at_most(MAX_SKIPPED_SAMPLES, "skipped.samples", wire.samples.len())?;
     Skipped::try_from(wire).map_err(|cause| unknown("skipped.cause", cause))
 }
 
-fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
+fn times(wire: v1::StepTimes) -> FieldResult<StepTimes> {
     Ok(StepTimes {
         total: milliseconds("times.total_ms", wire.total_ms)?,
         data: milliseconds("times.data_ms", wire.data_ms)?,
@@ -343,7 +343,7 @@ fn times(wire: v1::StepTimes) -> Decoded<StepTimes> {
     })
 }
 
-fn metrics(wire: Vec<v1::Metric>) -> Decoded<Arc<[Metric]>> {
+fn metrics(wire: Vec<v1::Metric>) -> FieldResult<Arc<[Metric]>> {
     at_most(MAX_METRICS, "metrics", wire.len())?;
     let metrics = wire.into_iter().enumerate().map(|(i, wire)| {
         let metric = Metric::from(wire);
@@ -355,7 +355,7 @@ fn metrics(wire: Vec<v1::Metric>) -> Decoded<Arc<[Metric]>> {
     metrics.collect()
 }
 
-fn failure(wire: v1::Failure) -> Decoded<Failure> {
+fn failure(wire: v1::Failure) -> FieldResult<Failure> {
     let kind = match v1::FailureKind::try_from(wire.kind) {
         Ok(v1::FailureKind::OutOfMemory) => CauseKind::OutOfMemory,
         Ok(v1::FailureKind::PeerLost) => CauseKind::PeerLost,
@@ -391,7 +391,7 @@ fn failure(wire: v1::Failure) -> Decoded<Failure> {
     })
 }
 
-fn positions(wire: Vec<v1::SampleRange>) -> Decoded<Vec<Range<u64>>> {
+fn positions(wire: Vec<v1::SampleRange>) -> FieldResult<Vec<Range<u64>>> {
     at_most(MAX_SAMPLE_RANGES, "samples", wire.len())?;
     let ranges = wire.into_iter().enumerate().map(|(i, range)| {
         if range.begin > range.end {
@@ -403,7 +403,7 @@ fn positions(wire: Vec<v1::SampleRange>) -> Decoded<Vec<Range<u64>>> {
     ranges.collect()
 }
 
-fn phase(field: &str, wire: i32) -> Decoded<WorkerPhase> {
+fn phase(field: &str, wire: i32) -> FieldResult<WorkerPhase> {
     use v1::WorkerPhase as Wire;
     Ok(match Wire::try_from(wire) {
         Ok(Wire::Joining) => WorkerPhase::Joining,

@@ -23,17 +23,17 @@ use crate::{
         slot_health::SlotHealth,
         status::{HardwareFaults, LeavingNode, Occupant, RankStatus, Status as RunStatus, WorkerStatus},
     },
-    driver::{Dated, Denied, Told},
+    driver::{CallError, DatedNews, Notice},
     options::CauseKind,
 };
 
-impl From<Denied> for Status {
-    fn from(denied: Denied) -> Self {
+impl From<CallError> for Status {
+    fn from(denied: CallError) -> Self {
         let text = denied.to_string();
         match denied {
-            Denied::Gone => Self::unavailable(text),
-            Denied::Journal(_) => Self::internal(text),
-            Denied::Refused(refusal) => match refusal {
+            CallError::Gone => Self::unavailable(text),
+            CallError::Journal(_) => Self::internal(text),
+            CallError::Refused(refusal) => match refusal {
                 Refusal::Version { .. }
                 | Refusal::OtherRun { .. }
                 | Refusal::LocalWorld { .. }
@@ -121,14 +121,14 @@ pub fn directive(directive: Directive) -> v1::Directive {
 }
 
 /// What goes down the stream of a node that one launcher speaks for.
-pub fn node_told(told: impl Iterator<Item = Told>) -> v1::NodeTold {
+pub fn node_told(told: impl Iterator<Item = Notice>) -> v1::NodeTold {
     let mut batch = v1::NodeTold::default();
     for told in told {
         match told {
-            Told::Lines(lines, directive) => {
+            Notice::Lines(lines, directive) => {
                 batch.lines.push(v1::LineTold { lines, directive: directive.map(self::directive) });
             }
-            Told::Order(respawn) => batch.orders.push(node_directive(respawn)),
+            Notice::Order(respawn) => batch.orders.push(node_directive(respawn)),
         }
     }
     batch
@@ -214,7 +214,7 @@ pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
 }
 
 /// News for watchers; some are for the log alone.
-pub fn watch_event(dated: &Dated) -> Option<v1::WatchEvent> {
+pub fn watch_event(dated: &DatedNews) -> Option<v1::WatchEvent> {
     use v1::watch_event::Kind;
     let kind = match &dated.news {
         News::Step(step) => Kind::Step(committed(step)),

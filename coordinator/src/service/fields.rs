@@ -35,16 +35,16 @@ impl From<FieldError> for Status {
 }
 
 /// A value, or the field that cannot be one.
-pub type Decoded<T> = Result<T, FieldError>;
+pub type FieldResult<T> = Result<T, FieldError>;
 
 /// The time of a step, or of a part of one.
-pub fn milliseconds(field: &str, ms: f64) -> Decoded<Duration> {
+pub fn milliseconds(field: &str, ms: f64) -> FieldResult<Duration> {
     let time = Duration::try_from_secs_f64(ms / 1e3).ok().filter(|time| *time <= MAX_STEP_TIME);
     time.ok_or_else(|| FieldError::new(field, format!("{ms} ms is not a possible step time")))
 }
 
 /// Bytes, samples, tokens.
-pub fn count(field: &str, count: u64) -> Decoded<u64> {
+pub fn count(field: &str, count: u64) -> FieldResult<u64> {
     match count <= MAX_COUNT {
         true => Ok(count),
         false => Err(FieldError::new(field, format!("{count} is above the maximum of {MAX_COUNT}"))),
@@ -52,16 +52,16 @@ pub fn count(field: &str, count: u64) -> Decoded<u64> {
 }
 
 /// A name, which is kept and shown: what a terminal would act on becomes an escape.
-pub fn name(field: &str, name: String) -> Decoded<String> {
+pub fn name(field: &str, name: String) -> FieldResult<String> {
     up_to(MAX_NAME_BYTES, field, name)
 }
 
 /// The same of a host or a device, of which status tells one for every rank.
-pub fn short_name(field: &str, name: String) -> Decoded<String> {
+pub fn short_name(field: &str, name: String) -> FieldResult<String> {
     up_to(MAX_SHORT_NAME_BYTES, field, name)
 }
 
-fn up_to(most: usize, field: &str, name: String) -> Decoded<String> {
+fn up_to(most: usize, field: &str, name: String) -> FieldResult<String> {
     match name.len() <= most {
         true => Ok(escaped(&name).into_owned()),
         false => Err(FieldError::new(field, format!("has {} bytes; {most} are allowed", name.len()))),
@@ -69,7 +69,7 @@ fn up_to(most: usize, field: &str, name: String) -> Decoded<String> {
 }
 
 /// A list of so many.
-pub fn at_most(most: usize, field: &str, found: usize) -> Decoded<()> {
+pub fn at_most(most: usize, field: &str, found: usize) -> FieldResult<()> {
     match found <= most {
         true => Ok(()),
         false => Err(FieldError::new(field, format!("{found} of them; {most} are allowed"))),
@@ -77,7 +77,7 @@ pub fn at_most(most: usize, field: &str, found: usize) -> Decoded<()> {
 }
 
 /// Something must stand there.
-pub fn filled(field: &str, value: &str) -> Decoded<()> {
+pub fn filled(field: &str, value: &str) -> FieldResult<()> {
     if value.is_empty() { Err(FieldError::new(field, "is empty")) } else { Ok(()) }
 }
 

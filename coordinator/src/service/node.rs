@@ -21,7 +21,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::{
     decode, encode,
-    fields::{Decoded, at_most, name},
+    fields::{FieldResult, at_most, name},
     shared::mismatch,
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
         event::{Ask, NodeNews},
         refusal::Refusal,
     },
-    driver::{Denied, Handle, NodeStream},
+    driver::{CallError, Handle, NodeStream},
 };
 
 /// Messages on their way to a launcher; more wait with the driver.
@@ -127,7 +127,7 @@ impl Conversation {
     async fn of_each(&mut self, calls: Vec<v1::RankCall>) -> Vec<v1::CallAnswer> {
         let (mut asked, mut answers) = (JoinSet::new(), Vec::new());
         for v1::RankCall { call, kind } in calls {
-            let ask: Decoded<Ask> = match kind {
+            let ask: FieldResult<Ask> = match kind {
                 Some(Kind::Follow(follow)) => {
                     answers.push(answer(call, self.follow(call, follow).await));
                     continue;
@@ -164,7 +164,7 @@ impl Conversation {
 }
 
 /// Puts what could be read with the news, and refuses the rest.
-fn keep<T>(read: Decoded<T>, worker: WorkerId, news: &mut Vec<T>, refused: &mut Vec<v1::RankRefused>) {
+fn keep<T>(read: FieldResult<T>, worker: WorkerId, news: &mut Vec<T>, refused: &mut Vec<v1::RankRefused>) {
     match read {
         Ok(read) => news.push(read),
         Err(error) => refused.push(refusal(worker, &error.into())),
@@ -172,7 +172,7 @@ fn keep<T>(read: Decoded<T>, worker: WorkerId, news: &mut Vec<T>, refused: &mut 
 }
 
 fn unknown(worker: WorkerId) -> Status {
-    Denied::Refused(Refusal::UnknownWorker(worker)).into()
+    CallError::Refused(Refusal::UnknownWorker(worker)).into()
 }
 
 fn refusal(worker: WorkerId, why: &Status) -> v1::RankRefused {

@@ -316,9 +316,9 @@ async fn a_request_to_describe_the_services_is_short() {
 }
 
 /// A request that says that it is long, and does not come.
-struct Begun(Option<Bytes>);
+struct UnfinishedBody(Option<Bytes>);
 
-impl http_body::Body for Begun {
+impl http_body::Body for UnfinishedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -333,7 +333,7 @@ impl http_body::Body for Begun {
 async fn begin(mut channel: Channel, path: &str) -> http::Response<tonic::body::Body> {
     let head = Bytes::from_static(&[0, 0, 0, 0xff, 0xff]);
     let request = http::Request::post(path).header("content-type", "application/grpc");
-    let request = request.body(tonic::body::Body::new(Begun(Some(head)))).unwrap();
+    let request = request.body(tonic::body::Body::new(UnfinishedBody(Some(head)))).unwrap();
     std::future::poll_fn(|context| channel.poll_ready(context)).await.unwrap();
     tokio::time::timeout(TEST_LIMIT, channel.call(request)).await.expect("it is not waited for").unwrap()
 }

@@ -153,7 +153,7 @@ struct Resolver<'a> {
 }
 
 /// Where a path leads.
-enum Found<'a> {
+enum PathTarget<'a> {
     Module(&'a ModulePath),
     Item(&'a Path),
     /// In another crate.
@@ -165,8 +165,8 @@ impl<'a> Resolver<'a> {
     /// crate.
     fn definer(&self, module: &ModulePath, path: &[String]) -> Option<&'a Path> {
         match self.resolve(module, path, &mut Vec::new())? {
-            Found::Item(file) => Some(file),
-            Found::Module(_) | Found::Elsewhere => None,
+            PathTarget::Item(file) => Some(file),
+            PathTarget::Module(_) | PathTarget::Elsewhere => None,
         }
     }
 
@@ -176,7 +176,7 @@ impl<'a> Resolver<'a> {
         module: &ModulePath,
         path: &[String],
         visited: &mut Vec<(ModulePath, String)>,
-    ) -> Option<Found<'a>> {
+    ) -> Option<PathTarget<'a>> {
         let (mut at, mut rest) = (self.module(module)?, path);
         while let Some((first, others)) = rest.split_first() {
             at = match first.as_str() {
@@ -189,15 +189,17 @@ impl<'a> Resolver<'a> {
         }
         while let Some((first, others)) = rest.split_first() {
             match self.step(at, first, visited) {
-                Some(Found::Module(next)) => (at, rest) = (next, others),
+                Some(PathTarget::Module(next)) => (at, rest) = (next, others),
                 Some(found) => return Some(found),
                 // Below a module of ours, something that a macro of it defines; else another crate, or a name
                 // of the function.
-                None if rest.len() < path.len() => return Some(Found::Item(&self.sources.modules[at].file)),
+                None if rest.len() < path.len() => {
+                    return Some(PathTarget::Item(&self.sources.modules[at].file));
+                }
                 None => return None,
             }
         }
-        Some(Found::Module(at))
+        Some(PathTarget::Module(at))
     }
 
     /// What a name of a module stands for.
@@ -206,7 +208,7 @@ impl<'a> Resolver<'a> {
         module: &'a ModulePath,
         name: &str,
         visited: &mut Vec<(ModulePath, String)>,
-    ) -> Option<Found<'a>> {
+    ) -> Option<PathTarget<'a>> {
         let here = (module.clone(), name.to_owned());
         if visited.contains(&here) {
             return None;
@@ -215,16 +217,16 @@ impl<'a> Resolver<'a> {
         let child: ModulePath = module.iter().cloned().chain([name.to_owned()]).collect();
         let names = &self.names[module];
         let found = match (self.module(&child), names.known.get(name)) {
-            (_, Some(Meaning::Own)) => Some(Found::Item(&self.sources.modules[module].file)),
-            (Some(child), _) => Some(Found::Module(child)),
+            (_, Some(Meaning::Own)) => Some(PathTarget::Item(&self.sources.modules[module].file)),
+            (Some(child), _) => Some(PathTarget::Module(child)),
             (None, Some(Meaning::Path(path))) => {
-                self.resolve(module, path, visited).or(Some(Found::Elsewhere))
+                self.resolve(module, path, visited).or(Some(PathTarget::Elsewhere))
             }
             (None, None) => {
                 names.globs.iter().find_map(|glob| match self.resolve(module, glob, visited)? {
-                    Found::Module(taken) => self.step(taken, name, visited),
+                    PathTarget::Module(taken) => self.step(taken, name, visited),
                     // Variants of an enum.
-                    Found::Item(_) | Found::Elsewhere => None,
+                    PathTarget::Item(_) | PathTarget::Elsewhere => None,
                 })
             }
         };
@@ -239,7 +241,7 @@ impl<'a> Resolver<'a> {
 
 /// Every path that is written in a module, as far as it could lead to another file.
 fn paths(module: &Module) -> Vec<Vec<String>> {
-    let mut written = Written::default();
+    let mut written = PathCollector::default();
     module.items.iter().for_each(|item| written.visit_item(item));
     let mut uses = Uses::default();
     module.items.iter().for_each(|item| uses.visit_item(item));
@@ -281,11 +283,11 @@ impl<'ast> Visit<'ast> for Uses {
 
 /// Paths in types, expressions, patterns and the arguments of macros.
 #[derive(Default)]
-struct Written {
+struct PathCollector {
     paths: Vec<Vec<String>>,
 }
 
-impl Written {
+impl PathCollector {
     /// Macros may mean anything; what looks like a path in their arguments is taken for one.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
@@ -320,7 +322,7 @@ impl Written {
     }
 }
 
-impl<'ast> Visit<'ast> for Written {
+impl<'ast> Visit<'ast> for PathCollector {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.leading_colon.is_none() && path.segments.len() > 1 {
             self.paths.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());

@@ -8,7 +8,7 @@ use std::{
 
 use coxswain_coordinator::core::{
     action::Reply,
-    event::{Ask, Ended, NodeClaim, NodeName, StreamId},
+    event::{Ask, NodeClaim, NodeName, ProcessExit, StreamId},
     refusal::Refusal,
 };
 use coxswain_proto::{ids::Slot, limits};
@@ -168,7 +168,7 @@ impl World {
         self.close_streams(|caller| matches!(caller, Caller::Node(of, _) if of == node));
         for slot in self.slots_of(node) {
             if let Some(pid) = self.slots[slot.0 as usize] {
-                self.end_process(pid, Ended::Signal(9));
+                self.end_process(pid, ProcessExit::Signal(9));
             }
         }
         if node == self.coordinator.host {
@@ -239,7 +239,7 @@ impl World {
                     *newest = respawn.attempt;
                     if let Some(pid) = self.slots[respawn.slot.0 as usize] {
                         self.processes[pid].replaced = true;
-                        self.end_process(pid, Ended::Signal(9));
+                        self.end_process(pid, ProcessExit::Signal(9));
                     }
                     let spawn = ToNode::Spawn(respawn.slot, respawn.attempt);
                     self.after(SPAWN, Happening::Node(node, spawn));

@@ -7,7 +7,7 @@ use coxswain_coordinator::{
     CauseKind,
     core::{
         action::{CacheKey, Directive, LeaseCachePhase},
-        event::{Ask, Ended, StreamId},
+        event::{Ask, ProcessExit, StreamId},
         failure::Failure,
         report::WorkerPhase,
     },
@@ -15,7 +15,7 @@ use coxswain_coordinator::{
 use coxswain_proto::ids::{Slot, WorkerId};
 use coxswain_worker::{
     link::{Assignment, CacheNamespace, CachePhase, LinkError},
-    session::standing::{Lease, Standing, Told},
+    session::standing::{Lease, Notice, Standing},
     train::recovery::Holding,
     zero::Versions,
 };
@@ -300,7 +300,7 @@ impl World {
             }
             ToProcess::PeerLost(generation) if !process.hung => self.peer_lost(pid, generation),
             ToProcess::Done(_) | ToProcess::Collected(..) | ToProcess::PeerLost(_) => {}
-            ToProcess::GiveUp => self.end_process(pid, Ended::Code(WORKER_FAILED)),
+            ToProcess::GiveUp => self.end_process(pid, ProcessExit::Code(WORKER_FAILED)),
         }
     }
 
@@ -312,7 +312,7 @@ impl World {
     }
 
     /// The process is gone, with everything it held open.
-    pub fn end_process(&mut self, pid: usize, ended: Ended) {
+    pub fn end_process(&mut self, pid: usize, ended: ProcessExit) {
         let process = &mut self.processes[pid];
         if !std::mem::take(&mut process.alive) {
             return;
@@ -330,7 +330,7 @@ impl World {
     fn told(&mut self, pid: usize, directive: Directive) {
         let process = &mut self.processes[pid];
         let told = match directive {
-            Directive::Assignment(assignment, rank) => Told::Assign(Assignment {
+            Directive::Assignment(assignment, rank) => Notice::Assign(Assignment {
                 generation: assignment.generation,
                 rank,
                 world: assignment.world(),
@@ -340,25 +340,25 @@ impl World {
                 closing: assignment.closing,
                 replica_distance: assignment.replicas.distance,
             }),
-            Directive::Lease(lease) => Told::Grant(Lease {
+            Directive::Lease(lease) => Notice::Grant(Lease {
                 generation: lease.generation,
                 steps: lease.first.0..lease.end.0,
                 slice: lease.slice,
                 slices: lease.slices,
                 cache_phase: cache_phase(lease.cache_phase),
             }),
-            Directive::Pause => Told::Pause,
-            Directive::Resume => Told::Resume,
-            Directive::Checkpoint(count) => Told::Checkpoints(count),
-            Directive::MemoryReport { request, reset } => Told::MemoryReports { count: request, reset },
-            Directive::Stop(_) => Told::Stop,
+            Directive::Pause => Notice::Pause,
+            Directive::Resume => Notice::Resume,
+            Directive::Checkpoint(count) => Notice::Checkpoints(count),
+            Directive::MemoryReport { request, reset } => Notice::MemoryReports { count: request, reset },
+            Directive::Stop(_) => Notice::Stop,
             Directive::Abort { over: true, reason, .. } => {
                 process.standing.cut(LinkError::Over(reason));
                 return self.wake(pid);
             }
-            Directive::Abort { generation, reason, over: false } => Told::Abort(generation, reason),
-            Directive::Regroup { generation, checkpoint } => Told::Regroup { generation, checkpoint },
-            Directive::Dismiss(reason) => Told::Dismiss(reason),
+            Directive::Abort { generation, reason, over: false } => Notice::Abort(generation, reason),
+            Directive::Regroup { generation, checkpoint } => Notice::Regroup { generation, checkpoint },
+            Directive::Dismiss(reason) => Notice::Dismiss(reason),
         };
         process.standing.told(told);
         if !process.hung {

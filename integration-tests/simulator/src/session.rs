@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use coxswain_coordinator::core::{
     action::Reply,
-    event::{Ask, Beat, DataSet, Ended, Readiness, StreamId, WorkerClaim},
+    event::{Ask, Beat, DataSet, ProcessExit, Readiness, StreamId, WorkerClaim},
     refusal::Refusal,
     report::StepReport,
 };
@@ -179,7 +179,7 @@ impl World {
                 if let Err(refusal @ Refusal::Version { .. }) = reply {
                     self.worker_is_refused(pid, &refusal);
                 }
-                return self.end_process(pid, Ended::Code(NOT_LET_IN));
+                return self.end_process(pid, ProcessExit::Code(NOT_LET_IN));
             }
             (Call::Steps(reports), Ok(Reply::Committed(committed))) => {
                 process.session.unsettled.extend(reports);
@@ -192,7 +192,7 @@ impl World {
             (Call::Other(_) | Call::Repeat, _) => {}
             (Call::Leave(_), _) => {
                 let code = process.session.exit_code;
-                return self.end_process(pid, Ended::Code(code));
+                return self.end_process(pid, ProcessExit::Code(code));
             }
             (Call::Steps(_) | Call::Ready(_), _) => return self.fenced(pid),
         }
@@ -201,7 +201,7 @@ impl World {
 
     /// The coordinator does not know this process any more.
     fn fenced(&mut self, pid: usize) {
-        self.end_process(pid, Ended::Code(WORKER_FAILED));
+        self.end_process(pid, ProcessExit::Code(WORKER_FAILED));
     }
 
     pub fn follow(&mut self, pid: usize) {

@@ -13,7 +13,7 @@ use std::{
 
 use coxswain_coordinator::{
     core::{action::Record, past::Past},
-    journal::{Durable, Fenced, Journal, JournalError, Life, Location},
+    journal::{Durable, Fence, Journal, JournalError, Life, Location},
 };
 use coxswain_proto::{
     limits::{COORDINATOR_RESTARTS, COORDINATOR_WINDOW},
@@ -56,7 +56,7 @@ pub struct Storage {
 }
 
 /// The journal has no text of its own.
-struct Opened(Option<Fenced<Durable>>);
+struct Opened(Option<Fence<Durable>>);
 
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -98,7 +98,7 @@ impl Storage {
         let (journal, _, remembered) = Durable::open(location, &self.spec, Some(RUN), RUN, life)?;
         self.refusals = 0;
         let (claims, claim) = (self.claims.clone(), self.claim);
-        self.journal = Opened(Some(Fenced::new(journal, claim, move || claims.load(SeqCst) > claim)));
+        self.journal = Opened(Some(Fence::new(journal, claim, move || claims.load(SeqCst) > claim)));
         Ok((remembered.lives, remembered.past))
     }
 

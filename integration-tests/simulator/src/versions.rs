@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coxswain_coordinator::core::{
     action::Record,
-    event::{Ended, Origin},
+    event::{Origin, ProcessExit},
     refusal::Refusal,
 };
 use coxswain_proto::ids::{Slot, WorkerId};
@@ -39,7 +39,7 @@ impl World {
     pub fn upgrade_worker(&mut self, slot: Slot, until: Duration, victim: Option<usize>) {
         self.upgraded.insert(slot, until);
         if let Some(pid) = victim {
-            self.end_process(pid, Ended::Signal(9));
+            self.end_process(pid, ProcessExit::Signal(9));
         }
     }
 

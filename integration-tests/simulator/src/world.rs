@@ -9,7 +9,7 @@ use std::{
 
 use coxswain_coordinator::core::{
     action::{Directive, Reply},
-    event::{Ask, Ended, StreamId},
+    event::{Ask, ProcessExit, StreamId},
     refusal::Refusal,
     roster::Respawn,
 };
@@ -141,7 +141,7 @@ pub enum ToNode {
     Retry(u64),
     Told(StreamId, Respawn),
     LineLost(StreamId),
-    Exited(Slot, usize, Ended),
+    Exited(Slot, usize, ProcessExit),
     /// The process that it was asked for by the respawn of this number.
     Spawn(Slot, u32),
 }
@@ -267,7 +267,7 @@ impl World {
                 self.stuck.insert(Slot(fault.rank));
             }
             (_, None) => return,
-            (Kind::Kill, Some(pid)) => self.end_process(pid, Ended::Signal(9)),
+            (Kind::Kill, Some(pid)) => self.end_process(pid, ProcessExit::Signal(9)),
             (Kind::Freeze, Some(pid)) => {
                 self.processes[pid].frozen = true;
                 self.after(fault.lasts(), Happening::Thaw(pid));

@@ -20,14 +20,14 @@ use std::{
 use burn_flex::Flex;
 use coxswain_integration_tests::solo::{outcome, quickstart, summary};
 use coxswain_proto::{
-    cache_plan::{CacheUse, Decided},
+    cache_plan::{CacheDecision, CacheUse},
     ids::Step,
     run_spec::RunSpec,
 };
 use coxswain_tasks::vla_flow::VlaFlow;
 use coxswain_worker::{
     collective::RingListener,
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::{CacheSummary, Summary, TaskTrainer, TrainerOptions},
     trainer::TrainerOutcome,
 };
@@ -161,13 +161,13 @@ impl Link for Listening {
     fn has_generations(&self) -> bool {
         self.inner.has_generations()
     }
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.inner.lease(step, samples)
     }
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.inner.lease_ahead(step, samples)
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.inner.decided(step)
     }
     fn commands(&mut self) -> Commands {

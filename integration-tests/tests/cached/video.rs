@@ -15,7 +15,7 @@ use coxswain_integration_tests::{
     solo::{outcome, quickstart, summary},
 };
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
-use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{Assembly, Samples, Task, TaskError, TaskOn, memory::Subject};
 use coxswain_tasks::vla_flow::{VlaFlow, data::Dataset};
 use coxswain_worker::{
     train::{TaskTrainer, TrainerOptions},
@@ -75,7 +75,7 @@ impl TaskOn<Flex> for Remembering {
         spec: &RunSpec,
         samples: &dyn Samples,
         device: &<Flex as burn::tensor::backend::BackendTypes>::Device,
-    ) -> Result<Built<Flex>, TaskError> {
+    ) -> Result<Assembly<Flex>, TaskError> {
         TaskOn::<Flex>::load(&VlaFlow::<Flex>::default(), spec, samples, device)
     }
 }

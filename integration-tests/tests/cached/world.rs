@@ -9,14 +9,14 @@ use std::{
 };
 
 use coxswain_proto::{
-    cache_plan::Decided,
+    cache_plan::CacheDecision,
     ids::{Generation, Rank, Step},
     plan,
     run_spec::RunSpec,
 };
 use coxswain_worker::{
     collective::RingListener,
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     trainer::TrainerOutcome,
 };
 
@@ -34,9 +34,9 @@ struct RankLink {
 }
 
 impl RankLink {
-    fn cut(&self, leased: Leased, samples: u64) -> Leased {
+    fn cut(&self, leased: StepShare, samples: u64) -> StepShare {
         let slice: Range<u64> = plan::slice(samples, self.rank, WORLD);
-        Leased { slice, ..leased }
+        StepShare { slice, ..leased }
     }
 }
 
@@ -49,13 +49,13 @@ impl Link for RankLink {
     fn has_generations(&self) -> bool {
         false
     }
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.cache_phases.lease(step, samples).map(|leased| self.cut(leased, samples))
     }
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         Ok(self.cache_phases.lease_ahead(step, samples)?.map(|leased| self.cut(leased, samples)))
     }
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.cache_phases.decided(step)
     }
     fn commands(&mut self) -> Commands {

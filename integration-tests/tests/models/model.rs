@@ -2,11 +2,11 @@
 
 use coxswain_integration_tests::golden::{Computer, IN_BFLOAT16, Tolerance, hold};
 use coxswain_nn::dtypes::FrozenDtype;
-use coxswain_worker::device::{Absent, Device};
+use coxswain_worker::device::{Device, NoAccelerator};
 
 const FLOAT32: Tolerance = Tolerance { values: 1e-4, gradients: 1e-3 };
 fn cpu(dtype: FrozenDtype) -> Computer {
-    Computer { device: Device::Cpu, accelerator: &Absent { driver: || false }, dtype }
+    Computer { device: Device::Cpu, accelerator: &NoAccelerator { driver: || false }, dtype }
 }
 
 macro_rules! golden_cases {

@@ -21,7 +21,7 @@ use coxswain_nn::{
 use coxswain_policies::{
     directory::PolicyDirectory,
     smolvla::{
-        Draws, Observed, PolicyFiles, RULES, SmolVla, SmolVlaConfig, Training,
+        Draws, PolicyFiles, PolicyObservation, RULES, SmolVla, SmolVlaConfig, Training,
         images::{Planes, letterbox, patches},
         tuning::{TuningSettings, tuned},
     },
@@ -145,7 +145,8 @@ impl Tuned {
         let Self { policy, outline, trainables } = self;
         let rows = Rows::Padded(&batch.valid);
         let prompts = Prompts { input_ids: &batch.ids, rows, images: &[], pixel_values: &batch.pixels };
-        let observed = Observed { prompts, image: outline.image_token, state: &batch.state, features: None };
+        let observed =
+            PolicyObservation { prompts, image: outline.image_token, state: &batch.state, features: None };
         let each = batch.noise.len() / batch.times.len();
         let between = batch.noise.iter().zip(&batch.actions).enumerate().map(|(at, (noise, action))| {
             let time = batch.times[at / each];

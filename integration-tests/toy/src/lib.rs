@@ -28,7 +28,7 @@ use burn::backend::Flex;
 use coxswain_data::DataError;
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
-use coxswain_task::{Built, Samples, Task, TaskError, TaskOn, memory::Subject};
+use coxswain_task::{Assembly, Samples, Task, TaskError, TaskOn, memory::Subject};
 use coxswain_worker::device::Tasks;
 
 pub use self::settings::Settings;
@@ -66,9 +66,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for TableRegression {
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (network, layout) = Regression::<B>::new(spec, device);
-        Ok(Built { objective: Box::new(network), layout, initial: Vec::new() })
+        Ok(Assembly { objective: Box::new(network), layout, initial: Vec::new() })
     }
 }
 

@@ -15,7 +15,7 @@ use coxswain_nn::{
     kernels::Tape,
     memory,
     params::{GradientSums, Group, ParamScope, TrainableLayout, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
     rng::{Key, Purpose},
 };
 use coxswain_proto::{
@@ -159,7 +159,7 @@ impl<B: Tape<Base = B>> Objective<B> for Regression<B> {
         }
         clock.enter(Pass::Forward);
         let inputs = self.noisy(rows);
-        let record = || Recorded::run(&self.hidden, trainables, vec![Input::constant(inputs.clone())]);
+        let record = || RecordedSegment::run(&self.hidden, trainables, vec![Input::constant(inputs.clone())]);
         // Kept for the backward pass, or computed again there.
         let (output, kept) = if self.recompute {
             (self.hidden.run(&ParamScope::<B>::frozen(trainables), std::slice::from_ref(&inputs)), None)
@@ -169,7 +169,7 @@ impl<B: Tape<Base = B>> Objective<B> for Regression<B> {
         };
         clock.lap(HIDDEN);
         memory::check();
-        let head = Recorded::run(&self.head, trainables, vec![Input::tracked(output)]);
+        let head = RecordedSegment::run(&self.head, trainables, vec![Input::tracked(output)]);
         let errors = errors(head.output(), rows)?;
         clock.lap(HEAD);
         clock.figure(residual(&errors));

@@ -26,7 +26,7 @@ use coxswain_proto::{
     ids::Rank,
     limits::MAX_WORLD,
     plan::{self, Batch},
-    report::{SkipCause, Skipped},
+    report::{Skip, SkipCause},
 };
 
 use super::{
@@ -356,7 +356,7 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 
 /// Whether a step was left out, and why.
 fn handled(cause: Option<SkipCause>) -> String {
-    let why = |cause| Skipped { cause, samples: Vec::new() };
+    let why = |cause| Skip { cause, samples: Vec::new() };
     cause.map_or_else(|| "learned from".to_owned(), |cause| format!("left out ({})", why(cause)))
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use coxswain_proto::{
     order::{Order, SetShare},
-    report::Skipped,
+    report::Skip,
 };
 
 use super::coverage::Coverage;
@@ -81,7 +81,7 @@ pub struct CommittedStep {
     /// Samples whose features were computed.
     pub cache_misses: u64,
     /// Why it was left out, if it was: its positions were consumed, and nothing was learned from them.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
 }
 
 /// Steps in a row that took their features from the same place.

@@ -11,7 +11,7 @@ use coxswain_coordinator::{
 };
 use coxswain_proto::{
     limits, plan,
-    report::Skipped,
+    report::Skip,
     v1::{
         self, GetHistoryRequest, GetStatusRequest, GetStatusResponse, LedgerStep, MembershipRecord, RunEnd,
         SampleRange, SettingChanged, get_history_response::Kind,
@@ -172,7 +172,7 @@ fn committed(row: &LedgerStep) -> CommittedStep {
         cache_generation: row.cache_generation,
         cache_hits: row.cache_hits,
         cache_misses: row.cache_misses,
-        skipped: row.skipped.clone().and_then(|skipped| Skipped::try_from(skipped).ok()),
+        skipped: row.skipped.clone().and_then(|skipped| Skip::try_from(skipped).ok()),
     }
 }
 

@@ -18,7 +18,7 @@ use coxswain_worker::train::checkpoint::{FileEntry, Store};
 
 use super::{
     error::{BucketError, disk},
-    index::{Index, Kept, Set},
+    index::{Index, Set, Upload},
     local::Record,
     owner::side_by_side,
 };
@@ -33,7 +33,7 @@ const STATE: [&str; 2] = ["checkpoints", "coordinator"];
 
 /// What was brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brought {
+pub struct RestoreSummary {
     /// Steps that are done.
     pub step: u64,
     /// Of all its files.
@@ -44,7 +44,7 @@ pub struct Brought {
     pub aside: Option<PathBuf>,
 }
 
-impl fmt::Display for Brought {
+impl fmt::Display for RestoreSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, bytes, took, aside } = self;
         let (bytes, took) = (human::bytes(*bytes), human::time(*took));
@@ -62,7 +62,7 @@ pub fn bring(
     address: &str,
     index: &Index,
     output: &Path,
-) -> Result<Option<Brought>, BucketError> {
+) -> Result<Option<RestoreSummary>, BucketError> {
     let Some(newest) = index.newest() else { return Ok(None) };
     let (begin, lock) = (clock::now(), output.join(LOCK));
     fs::create_dir_all(output).map_err(disk(output))?;
@@ -80,7 +80,7 @@ pub fn bring(
             Ok(()) => {
                 let aside = take_place(&coming, output).map_err(disk(output))?;
                 let (step, bytes) = (set.step, set.bytes());
-                return Ok(Some(Brought { step, bytes, took: begin.elapsed(), aside }));
+                return Ok(Some(RestoreSummary { step, bytes, took: begin.elapsed(), aside }));
             }
             Err(BucketError::Storage(error)) if error.of_object => {
                 let step = set.step;
@@ -102,7 +102,7 @@ pub fn goes_on_here(address: &str, index: &Index, newest: &Set, output: &Path) -
     last && Store::new(output).newest().is_ok_and(|found| found.manifest.step >= newest.step)
 }
 
-fn bring_file(storage: &dyn Storage, address: &str, kept: &Kept, coming: &Path) -> Result<(), BucketError> {
+fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path) -> Result<(), BucketError> {
     let damaged = |fault: String| {
         let object = format!("{address}/{}", kept.object);
         BucketError::from(StorageError { object, fault, of_object: true })

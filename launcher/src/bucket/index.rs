@@ -40,7 +40,7 @@ pub struct Index {
     pub sets: Vec<Set>,
     /// What the run has left at its end.
     #[serde(default)]
-    pub results: Vec<Kept>,
+    pub results: Vec<Upload>,
 }
 
 /// What a run goes on from.
@@ -49,12 +49,12 @@ pub struct Set {
     /// Steps that are done.
     pub step: u64,
     /// Its files; the journal is one of them.
-    pub files: Vec<Kept>,
+    pub files: Vec<Upload>,
 }
 
 /// A file that is in the bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct Upload {
     /// Relative to the output directory.
     pub path: String,
     /// Its object, below the run's address.
@@ -164,7 +164,7 @@ impl Index {
     }
 
     /// The same with what the run has left.
-    pub fn leaving(&self, results: Vec<Kept>) -> Self {
+    pub fn leaving(&self, results: Vec<Upload>) -> Self {
         Self { results, ..self.clone() }
     }
 

@@ -14,7 +14,7 @@ use coxswain_coordinator::journal::copies;
 use coxswain_proto::{checkpoint::MANIFEST, human, ids::Step, in_place};
 use coxswain_worker::train::{
     Best,
-    checkpoint::{FileEntry, Found, Store},
+    checkpoint::{Checkpoint, FileEntry, Store},
 };
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ impl Local {
     }
 }
 
-fn open_checkpoint(checkpoint: &Found, sources: &mut Vec<OpenFile>) -> Result<(), BucketError> {
+fn open_checkpoint(checkpoint: &Checkpoint, sources: &mut Vec<OpenFile>) -> Result<(), BucketError> {
     let dir = format!("checkpoints/{}", Step(checkpoint.manifest.step).checkpoint_dir());
     for (name, entry) in &checkpoint.manifest.files {
         let path = checkpoint.path.join(name);

@@ -24,7 +24,7 @@ pub use self::{
     local::Record,
     owner::Owner,
     place::{BucketPlace, address, take},
-    uploader::{Uploader, Uploading},
+    uploader::{UploadJob, Uploader},
 };
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use coxswain_worker::train::checkpoint::FileEntry;
 
 use super::{
     error::BucketError,
-    index::{INDEX, Index, Kept, SETS, Set, place},
+    index::{INDEX, Index, SETS, Set, Upload, place},
 };
 use crate::clock;
 
@@ -44,7 +44,7 @@ pub struct OpenFile {
 
 /// The index as it was read or written last.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct IndexSnapshot {
     /// What it says.
     pub index: Index,
     /// Of its object; absent where there is none.
@@ -55,7 +55,7 @@ pub struct Known {
 pub struct Owner {
     storage: Box<dyn Storage>,
     address: String,
-    known: Known,
+    known: IndexSnapshot,
     /// Whether the bucket's index may be another one: a write of it has not been answered.
     is_unsure: bool,
     /// Sets that this launch has begun.
@@ -65,12 +65,12 @@ pub struct Owner {
 }
 
 /// What the bucket has of a run; an empty index where it has nothing.
-pub fn look(storage: &dyn Storage, address: &str, spec: &RunSpec) -> Result<Known, BucketError> {
+pub fn look(storage: &dyn Storage, address: &str, spec: &RunSpec) -> Result<IndexSnapshot, BucketError> {
     let Some((bytes, version)) = storage.get(INDEX)? else {
-        return Ok(Known { index: Index::new(spec), version: None });
+        return Ok(IndexSnapshot { index: Index::new(spec), version: None });
     };
     let foreign = |foreign| BucketError::Foreign { address: address.to_owned(), foreign };
-    Ok(Known { index: Index::parse(&bytes).map_err(foreign)?, version: Some(version) })
+    Ok(IndexSnapshot { index: Index::parse(&bytes).map_err(foreign)?, version: Some(version) })
 }
 
 impl Owner {
@@ -98,7 +98,7 @@ impl Owner {
             };
             if let Some(version) = version {
                 heeds_conditions(&*storage, address, &index)?;
-                let known = Known { index, version: Some(version) };
+                let known = IndexSnapshot { index, version: Some(version) };
                 let owner = Self {
                     storage,
                     address: address.to_owned(),
@@ -151,10 +151,10 @@ impl Owner {
         &self,
         sources: &[OpenFile],
         object: impl Fn(&OpenFile) -> String,
-    ) -> Result<Vec<Kept>, BucketError> {
+    ) -> Result<Vec<Upload>, BucketError> {
         let kept: Vec<_> = sources
             .iter()
-            .map(|source| Kept {
+            .map(|source| Upload {
                 path: source.path.clone(),
                 object: object(source),
                 entry: source.entry.clone(),
@@ -181,7 +181,7 @@ impl Owner {
             let written = self.storage.swap(INDEX, &bytes, self.known.version.as_ref())?;
             if written.is_some() {
                 self.is_unsure = false;
-                let before = std::mem::replace(&mut self.known, Known { index, version: written });
+                let before = std::mem::replace(&mut self.known, IndexSnapshot { index, version: written });
                 self.remove_of(&before.index);
                 return Ok(());
             }
@@ -209,7 +209,7 @@ impl Owner {
         if index.launcher != self.known.index.launcher {
             return Err(superseded(&self.address, &index));
         }
-        self.known = Known { index, version: Some(version) };
+        self.known = IndexSnapshot { index, version: Some(version) };
         self.is_unsure = false;
         Ok(true)
     }

@@ -7,22 +7,22 @@ use coxswain_remote::{Storage, storage};
 use coxswain_worker::train::checkpoint::Manifest;
 
 use super::{
-    bring::{self, Brought, goes_on_here},
+    bring::{self, RestoreSummary, goes_on_here},
     error::BucketError,
     index::Set,
     local::Record,
-    owner::{self, Known, Owner},
+    owner::{self, IndexSnapshot, Owner},
 };
 
 /// What a run's bucket has of it when it is launched.
 pub struct BucketPlace {
     storage: Box<dyn Storage>,
     address: String,
-    known: Known,
+    known: IndexSnapshot,
 }
 
 /// What would be brought: a run as it was left elsewhere.
-pub struct Coming {
+pub struct RemoteRun {
     /// Steps that are done.
     pub step: Step,
     /// The fingerprint of its data set, if that is known.
@@ -52,18 +52,18 @@ impl BucketPlace {
     }
 
     /// What [`BucketPlace::bring`] would bring, if it is this run: asked before anything is written.
-    pub fn coming(&self, spec: &RunSpec) -> Result<Option<Coming>, BucketError> {
+    pub fn coming(&self, spec: &RunSpec) -> Result<Option<RemoteRun>, BucketError> {
         self.check(spec)?;
         let (index, output) = (&self.known.index, Path::new(&spec.run.output_dir));
         let newest = index.newest().filter(|newest| !goes_on_here(&self.address, index, newest, output));
-        let coming = |newest: &Set| -> Result<Coming, BucketError> {
+        let coming = |newest: &Set| -> Result<RemoteRun, BucketError> {
             let step = Step(newest.step);
             let path = format!("checkpoints/{}/{MANIFEST}", step.checkpoint_dir());
             let kept = newest.files.iter().find(|kept| kept.path == path);
             let manifest = kept.map(|kept| self.storage.get(&kept.object)).transpose()?.flatten();
             // One that is damaged is found out where it is brought.
             let manifest = manifest.and_then(|(bytes, _)| serde_json::from_slice::<Manifest>(&bytes).ok());
-            Ok(Coming { step, dataset: manifest.map(|manifest| manifest.dataset_fingerprint) })
+            Ok(RemoteRun { step, dataset: manifest.map(|manifest| manifest.dataset_fingerprint) })
         };
         newest.map(coming).transpose()
     }
@@ -93,7 +93,7 @@ impl BucketPlace {
     }
 
     /// Brings what this machine's disk lacks.
-    pub fn bring(&self, spec: &RunSpec) -> Result<Option<Brought>, BucketError> {
+    pub fn bring(&self, spec: &RunSpec) -> Result<Option<RestoreSummary>, BucketError> {
         self.check(spec)?;
         let output = Path::new(&spec.run.output_dir);
         bring::bring(&*self.storage, &self.address, &self.known.index, output)

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// What an uploader works for.
-pub struct Uploading {
+pub struct UploadJob {
     /// The run, as it is launched.
     pub spec: RunSpec,
     /// Its address.
@@ -54,7 +54,7 @@ pub struct Uploader {
 type Copy = (u64, i64, i64);
 
 struct Thread {
-    of: Uploading,
+    of: UploadJob,
     /// Absent where the run is still to be taken.
     owner: Option<Owner>,
     /// The copy that was uploaded last, or was tried.
@@ -69,7 +69,7 @@ struct Thread {
 
 impl Uploader {
     /// Starts to look. Without an `owner` the run is taken by the thread, as soon as the bucket answers.
-    pub fn start(of: Uploading, owner: Option<Owner>) -> std::io::Result<Self> {
+    pub fn start(of: UploadJob, owner: Option<Owner>) -> std::io::Result<Self> {
         let (finish, orders) = mpsc::channel::<oneshot::Sender<_>>();
         let mut thread =
             Thread { of, owner, seen: None, again: None, missed: None, failing: false, superseded: false };

@@ -48,7 +48,7 @@ pub struct Outline {
 }
 
 /// A run that can be launched.
-pub struct Accepted {
+pub struct LaunchableRun {
     /// What is known of it with its data; none where a network keeps them away for now.
     pub outline: Option<Outline>,
     /// The step of the checkpoint that it goes on from, if there is one.
@@ -61,7 +61,7 @@ pub struct Accepted {
     damaged: Vec<String>,
 }
 
-impl Accepted {
+impl LaunchableRun {
     /// Says what a user may want to know before the run begins.
     pub fn warn(&self) {
         let shortfall = self.outline.as_ref().and_then(|outline| outline.forecast.shortfall.as_ref());
@@ -89,7 +89,7 @@ impl Accepted {
 }
 
 /// A run as it was before this launch.
-struct Before<'a> {
+struct PriorRun<'a> {
     spec: Option<&'a RunSpec>,
     /// Of its data set.
     fingerprint: Option<&'a str>,
@@ -97,7 +97,7 @@ struct Before<'a> {
     samples: Option<u64>,
 }
 
-impl<'a> Before<'a> {
+impl<'a> PriorRun<'a> {
     fn recorded(records: &'a Chronicle) -> Self {
         let dataset = records.dataset.as_ref();
         Self {
@@ -125,7 +125,7 @@ pub fn accept(
     plan: &Plan,
     place: Option<&BucketPlace>,
     new_journal: bool,
-) -> Result<Accepted, Failed> {
+) -> Result<LaunchableRun, Failed> {
     refuse_for_device(spec, plan.device)?;
     let output_dir = Path::new(&spec.run.output_dir);
     check_writable(output_dir).map_err(|error| {
@@ -139,9 +139,9 @@ pub fn accept(
     let before = match (&coming, &opening) {
         (Some(coming), _) => {
             let fingerprint = coming.dataset.as_deref();
-            Some(Before { spec: launched.as_ref(), fingerprint, samples: None })
+            Some(PriorRun { spec: launched.as_ref(), fingerprint, samples: None })
         }
-        (None, Some(opening)) => opening.records.as_ref().map(Before::recorded),
+        (None, Some(opening)) => opening.records.as_ref().map(PriorRun::recorded),
         (None, None) => None,
     };
     let before = before.filter(|_| spec.train.resume);
@@ -174,7 +174,7 @@ pub fn accept(
     let records = opening.as_ref().and_then(|opening| opening.records.as_ref());
     let recorded = records.filter(|_| spec.train.resume).map_or(0, |records| records.steps.len());
     let lost = if resumes_at.is_none() { recorded } else { 0 };
-    Ok(Accepted { outline, resumes_at, opening, lost, damaged })
+    Ok(LaunchableRun { outline, resumes_at, opening, lost, damaged })
 }
 
 /// What passes by itself workers wait for.
@@ -205,7 +205,7 @@ fn take_place(spec: &RunSpec, plan: &Plan) -> Outcome {
 }
 
 /// Refuses another data set than the one that the run has trained on.
-fn same_data(before: Option<Before<'_>>, spec: &RunSpec, samples: &dyn Samples) -> Outcome {
+fn same_data(before: Option<PriorRun<'_>>, spec: &RunSpec, samples: &dyn Samples) -> Outcome {
     let known = before.and_then(|before| Some((before.fingerprint?, before.spec?, before.samples)));
     let Some((fingerprint, ran, training_samples)) = known else { return Ok(()) };
     let found = samples.fingerprint().to_string();

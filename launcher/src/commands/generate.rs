@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use coxswain_proto::run_spec::{DeviceChoice, RunSpec};
-use coxswain_task::{ConvertJob, GenerateJob, Prompt, Sampling, Written};
+use coxswain_task::{ConvertJob, GenerateJob, Prompt, Reply, Sampling};
 use coxswain_worker::device::Device;
 use serde_json::{Value, json};
 
@@ -181,8 +181,8 @@ impl GenerateArgs {
     }
 
     /// An answer; between several stand the prompts.
-    fn shown(&self, prompt: &Prompt, answer: &Written) -> String {
-        let Written { ids, text, ended } = answer;
+    fn shown(&self, prompt: &Prompt, answer: &Reply) -> String {
+        let Reply { ids, text, ended } = answer;
         if self.json {
             return json!({"prompt": prompt.text, "text": text, "ids": ids, "ended": ended}).to_string();
         }

@@ -18,9 +18,9 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
-use self::{concluding::Concluding, coordinating::Coordinating};
+use self::{concluding::LaunchConclusion, coordinating::CoordinatorSetup};
 use super::{
-    acceptance::{self, Accepted, Outline},
+    acceptance::{self, LaunchableRun, Outline},
     runtime::block_on,
     spec_args::SpecArgs,
 };
@@ -46,7 +46,7 @@ use crate::{
         console_mode::{ConsoleFlags, Mode},
         group::WorkerGroup,
         host::{self, Host},
-        machine::Ended,
+        machine::ProcessExit,
         report::Report,
         signals::{self, Signals},
         standby::{self, Standby},
@@ -97,7 +97,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
     let place = keeping::pin(&mut spec, &plan)?;
     let accepted = acceptance::accept(&spec, &plan, place.as_ref(), args.new_journal)?;
     accepted.warn();
-    let Accepted { outline, opening, .. } = accepted;
+    let LaunchableRun { outline, opening, .. } = accepted;
     let brought = place.map(|place| place.bring(&spec)).transpose()?.flatten().map(|of| of.to_string());
     if let Some(kept) = opening.map(|opening| opening.set_journal_aside()).transpose()?.flatten() {
         tracing::warn!("the damaged journal is set aside as {}", kept.display());
@@ -126,7 +126,7 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
 }
 
 /// A launcher that has its place.
-struct Met {
+struct PlacedLauncher {
     place: Place,
     /// How it has asked for it.
     request: JoinNodeRequest,
@@ -147,7 +147,7 @@ impl Launch<'_> {
         let (lost, superseded) = mpsc::channel(1);
         let node_id = node_id();
         let coordinating = self.coordinating(&node_id, lost);
-        let Met { place, request, coordinator, whereabouts, access, claims } =
+        let PlacedLauncher { place, request, coordinator, whereabouts, access, claims } =
             self.meet(&coordinating, &node_id, &mut signals).await?;
         self.announce(&place, &access, coordinator.is_some());
         let take_over = |last: &Claim| coordinating.take_over(last);
@@ -173,7 +173,7 @@ impl Launch<'_> {
     /// others hear when its end is where it is to be kept, and else at once.
     async fn end(
         &self,
-        coordinating: &Coordinating<'_>,
+        coordinating: &CoordinatorSetup<'_>,
         mut report: Report,
         notifier: Option<Notifier>,
         access: &Access,
@@ -216,7 +216,7 @@ impl Launch<'_> {
     }
 
     /// Waits until the end of the run is in its bucket, if it has one.
-    async fn keep(&self, coordinating: &Coordinating<'_>, report: &Report) -> Outcome {
+    async fn keep(&self, coordinating: &CoordinatorSetup<'_>, report: &Report) -> Outcome {
         let Some(uploader) = coordinating.uploader().filter(|_| !report.displaced) else { return Ok(()) };
         let kept = keeping::KeptEnd {
             spec: &self.spec,
@@ -228,11 +228,11 @@ impl Launch<'_> {
     }
 
     async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
-        Concluding { spec: &self.spec, terminal: &self.terminal }.conclude(report, success).await
+        LaunchConclusion { spec: &self.spec, terminal: &self.terminal }.conclude(report, success).await
     }
 
-    fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<String>) -> Coordinating<'_> {
-        Coordinating {
+    fn coordinating(&self, node_id: &str, superseded: mpsc::Sender<String>) -> CoordinatorSetup<'_> {
+        CoordinatorSetup {
             spec: &self.spec,
             plan: &self.plan,
             log: self.log,
@@ -249,10 +249,10 @@ impl Launch<'_> {
     /// Starts the coordinator, or finds it, and is given a place.
     async fn meet(
         &self,
-        coordinating: &Coordinating<'_>,
+        coordinating: &CoordinatorSetup<'_>,
         node_id: &str,
         signals: &mut Signals,
-    ) -> Result<Met, Failed> {
+    ) -> Result<PlacedLauncher, Failed> {
         let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
         // A launcher that is to start the coordinator may come back to a run that goes on without its
@@ -297,11 +297,11 @@ impl Launch<'_> {
         // From now on this place and no other.
         let request = JoinNodeRequest { node_rank: Some(place.node_rank), returns: true, ..request };
         if coordinator.is_some() || claims.newest_from(place.claim).is_none() {
-            return Ok(Met { place, request, coordinator, whereabouts, access, claims: None });
+            return Ok(PlacedLauncher { place, request, coordinator, whereabouts, access, claims: None });
         }
         let whereabouts = Whereabouts::until_moved(whereabouts.now(), claims.clone(), place.claim);
         let access = Access::to(&whereabouts, credentials)?;
-        Ok(Met { place, request, coordinator, whereabouts, access, claims: Some(claims) })
+        Ok(PlacedLauncher { place, request, coordinator, whereabouts, access, claims: Some(claims) })
     }
 
     fn notifier(&self, access: &Access) -> Option<Notifier> {
@@ -382,10 +382,10 @@ impl Launch<'_> {
 }
 
 /// What it means that our coordinator has ended before this launcher had its place.
-fn coordinator_ended_early(how: Ended, log_dir: &Path) -> Failed {
+fn coordinator_ended_early(how: ProcessExit, log_dir: &Path) -> Failed {
     match how {
         // It has said why.
-        Ended::Code(code) if code != 0 && !host::died(how) => Failed::silent(Exit::of_child(code)),
+        ProcessExit::Code(code) if code != 0 && !host::died(how) => Failed::silent(Exit::of_child(code)),
         how => Failed::new(
             Exit::CoordinatorLost,
             format!(
@@ -402,7 +402,7 @@ fn recorded_end(history: &History) -> Option<Failure> {
 }
 
 /// Waits for the end of a coordinator of ours; for ever if there is none.
-async fn ended(coordinator: &mut Option<Host>) -> Ended {
+async fn ended(coordinator: &mut Option<Host>) -> ProcessExit {
     match coordinator {
         Some(host) => host.ended().await,
         None => std::future::pending().await,
@@ -422,12 +422,12 @@ mod tests {
     #[test]
     fn a_coordinator_that_died_before_the_run_began_is_lost_and_one_that_refused_has_reported_why() {
         let of = |how| coordinator_ended_early(how, Path::new("runs/a/logs"));
-        for died in [Ended::Code(1), Ended::Code(101), Ended::Signal(9)] {
+        for died in [ProcessExit::Code(1), ProcessExit::Code(101), ProcessExit::Signal(9)] {
             let failed = of(died);
             assert_eq!(failed.exit, Exit::CoordinatorLost);
             assert!(failed.message.is_some_and(|text| text.ends_with("see runs/a/logs/coordinator.log")));
         }
-        let refused = of(Ended::Code(3));
+        let refused = of(ProcessExit::Code(3));
         assert_eq!((refused.exit, refused.message), (Exit::BadInput, None));
     }
 }

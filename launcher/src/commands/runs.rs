@@ -48,7 +48,7 @@ pub fn list(args: &RunsArgs) -> Outcome {
     // A run's own directory is a list of one.
     let mut dirs: Vec<_> = below.chain([args.runs.clone()]).filter(|dir| RunDir::is_run(dir)).collect();
     dirs.sort_by_cached_key(|dir| (began(dir), dir.clone()));
-    let listed = |dir: &PathBuf| render::Listed {
+    let listed = |dir: &PathBuf| render::RunEntry {
         run: block_on(RunDir::read(dir)),
         opening: Story::opening(&dir.join("logs/coordinator.log")),
     };

@@ -71,7 +71,7 @@ async fn left_behind(args: &StatusArgs, otherwise: Failed) -> Outcome {
     let Some(dir) = args.target.run_dir().filter(|dir| RunDir::is_run(dir)) else {
         return Err(otherwise);
     };
-    let listed = runs::Listed {
+    let listed = runs::RunEntry {
         run: RunDir::read(dir).await,
         opening: Story::opening(&dir.join("logs/coordinator.log")),
     };

@@ -30,7 +30,7 @@ use crate::{
     gpu::Sensors,
     launch::{
         data_place::DataPlace,
-        inputs::{Env, Given, process_env},
+        inputs::{Env, SettingText, process_env},
         machine::LocalMachine,
         worker_env::{self, CLAIMS},
     },
@@ -110,8 +110,8 @@ impl WorkerArgs {
     /// What the command line or the launcher says; the run file has the last word where neither does.
     fn device(&self, env: Env<'_>) -> Result<Option<DeviceChoice>, Failed> {
         let flag = self.device.as_ref();
-        let given = flag.map(|text| Given { text: text.clone(), source: "--device".to_owned() });
-        let given = given.or_else(|| Given::variable("COX_DEVICE", env));
+        let given = flag.map(|text| SettingText { text: text.clone(), source: "--device".to_owned() });
+        let given = given.or_else(|| SettingText::variable("COX_DEVICE", env));
         given.map(|given| given.parse("auto, cpu or cuda")).transpose()
     }
 }
@@ -138,7 +138,7 @@ impl Slot {
         let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
             Failed::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
         })?;
-        let number = |name: &str, absent: u32| match Given::variable(name, env) {
+        let number = |name: &str, absent: u32| match SettingText::variable(name, env) {
             Some(given) => given.parse("a whole number"),
             None => Ok(absent),
         };

@@ -1,6 +1,6 @@
 //! Where a worker listens for its neighbours, and where they are told to call, if the environment says so.
 
-use super::inputs::{Env, Given};
+use super::inputs::{Env, SettingText};
 use crate::exit::Failed;
 
 /// Of one worker. All workers of a launcher inherit one environment: each takes the port of its number.
@@ -15,7 +15,7 @@ pub struct DataPlace {
 impl DataPlace {
     /// From `COX_DATA_PORT` and `COX_ADVERTISE`.
     pub fn from_env(env: Env<'_>, local_rank: u32) -> Result<Self, Failed> {
-        let first = Given::variable("COX_DATA_PORT", env).map(|given| given.parse("a whole number"));
+        let first = SettingText::variable("COX_DATA_PORT", env).map(|given| given.parse("a whole number"));
         let port = match first.transpose()?.unwrap_or(0u32) {
             0 => 0,
             first => port(u64::from(first), local_rank, "COX_DATA_PORT")?,

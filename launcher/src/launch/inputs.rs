@@ -14,14 +14,14 @@ pub fn process_env(name: &str) -> Option<String> {
 
 /// The text of a setting and who gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct SettingText {
     /// As given.
     pub text: String,
     /// `--nnodes`, `PET_NNODES`, `SLURM_NNODES`.
     pub source: String,
 }
 
-impl Given {
+impl SettingText {
     /// What `name` (with dashes, without the leading ones) was set to: the flag, or else `PET_<NAME>`.
     pub fn flag_or_pet(name: &str, flag: Option<&String>, env: Env<'_>) -> Option<Self> {
         let pet = format!("PET_{}", name.replace('-', "_").to_uppercase());
@@ -48,7 +48,7 @@ impl Given {
 }
 
 /// `true`/`1` or `false`/`0`.
-pub fn boolean(given: &Given) -> Result<bool, Failed> {
+pub fn boolean(given: &SettingText) -> Result<bool, Failed> {
     match given.text.trim().to_ascii_lowercase().as_str() {
         "true" | "1" | "t" | "yes" | "y" => Ok(true),
         "false" | "0" | "f" | "no" | "n" => Ok(false),
@@ -64,10 +64,10 @@ mod tests {
     fn a_flag_beats_its_variable_and_errors_name_the_one_that_counts() {
         let env = |name: &str| (name == "PET_NODE_RANK").then(|| "x".to_owned());
         let flag = "1".to_owned();
-        assert_eq!(Given::flag_or_pet("node-rank", Some(&flag), &env).unwrap().source, "--node-rank");
-        let given = Given::flag_or_pet("node-rank", None, &env).unwrap();
+        assert_eq!(SettingText::flag_or_pet("node-rank", Some(&flag), &env).unwrap().source, "--node-rank");
+        let given = SettingText::flag_or_pet("node-rank", None, &env).unwrap();
         let error = given.parse::<u32>("a whole number").unwrap_err().message.unwrap();
         assert_eq!(error, "PET_NODE_RANK x: expected a whole number");
-        assert_eq!(Given::flag_or_pet("nnodes", None, &env), None);
+        assert_eq!(SettingText::flag_or_pet("nnodes", None, &env), None);
     }
 }

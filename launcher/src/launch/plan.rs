@@ -19,7 +19,7 @@ use coxswain_worker::device::NoGpus;
 use super::{
     data_place::DataPlace,
     flags::LaunchFlags,
-    inputs::{Env, Given, boolean},
+    inputs::{Env, SettingText, boolean},
     machine::LocalMachine,
     rdzv_conf::{RdzvConf, seconds},
     slurm,
@@ -199,8 +199,8 @@ impl Plan {
 }
 
 impl Sources<'_> {
-    fn given(&self, name: &str, flag: Option<&String>) -> Option<Given> {
-        Given::flag_or_pet(name, flag, self.env)
+    fn given(&self, name: &str, flag: Option<&String>) -> Option<SettingText> {
+        SettingText::flag_or_pet(name, flag, self.env)
     }
 
     fn job(&self) -> Option<String> {
@@ -211,14 +211,14 @@ impl Sources<'_> {
         if self.flags.standalone {
             return Ok(true);
         }
-        Given::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| boolean(&given))
+        SettingText::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| boolean(&given))
     }
 
     fn plaintext(&self) -> Result<bool, Failed> {
         if self.flags.plaintext {
             return Ok(true);
         }
-        Given::variable("PET_PLAINTEXT", self.env).map_or(Ok(false), |given| boolean(&given))
+        SettingText::variable("PET_PLAINTEXT", self.env).map_or(Ok(false), |given| boolean(&given))
     }
 
     /// Where there are as many workers, or it is asked for.
@@ -226,7 +226,7 @@ impl Sources<'_> {
         if self.flags.one_stream {
             return Ok(true);
         }
-        let given = Given::variable("PET_ONE_STREAM", self.env);
+        let given = SettingText::variable("PET_ONE_STREAM", self.env);
         given.map_or(Ok(workers >= limits::ONE_STREAM_FROM), |given| boolean(&given))
     }
 
@@ -327,7 +327,7 @@ impl Sources<'_> {
             return Ok(Endpoint { host: step.first_host.clone(), port });
         }
         if let Some(listen) = &self.spec.launch.listen {
-            let given = Given { text: listen.clone(), source: "launch.listen".to_owned() };
+            let given = SettingText { text: listen.clone(), source: "launch.listen".to_owned() };
             return Endpoint::parse(&given, DEFAULT_PORT);
         }
         if nnodes.max > 1 {
@@ -398,7 +398,7 @@ impl Endpoint {
     }
 
     /// Reads `HOST:PORT`, `HOST`, `[IPV6]:PORT`.
-    pub fn parse(given: &Given, default_port: u16) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText, default_port: u16) -> Result<Self, Failed> {
         let text = given.text.trim();
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),

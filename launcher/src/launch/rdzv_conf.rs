@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::inputs::{Given, boolean};
+use super::inputs::{SettingText, boolean};
 use crate::exit::Failed;
 
 /// What `--rdzv-conf` says; absent is what it does not say.
@@ -28,12 +28,12 @@ const NO_EFFECT: [&str; 6] = [
 
 impl RdzvConf {
     /// Reads the setting; an unknown key is refused.
-    pub fn parse(given: &Given) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
         let mut conf = Self::default();
         for pair in given.text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (key, value) =
                 pair.split_once('=').ok_or_else(|| given.wrong(format_args!("`{pair}` is not KEY=VALUE")))?;
-            let value = Given { text: value.to_owned(), source: format!("{} {key}", given.source) };
+            let value = SettingText { text: value.to_owned(), source: format!("{} {key}", given.source) };
             match key {
                 "is_host" => conf.is_host = Some(boolean(&value)?),
                 "join_timeout" | "timeout" => conf.join_timeout = Some(seconds(&value)?),
@@ -59,7 +59,7 @@ pub fn wait_of(seconds: f64) -> Option<Duration> {
 }
 
 /// A duration in seconds.
-pub fn seconds(given: &Given) -> Result<Duration, Failed> {
+pub fn seconds(given: &SettingText) -> Result<Duration, Failed> {
     let seconds = given.parse("a number of seconds")?;
     wait_of(seconds).ok_or_else(|| given.wrong("expected a number of seconds, at most those of a year"))
 }

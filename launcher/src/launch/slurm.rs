@@ -10,7 +10,7 @@
 //!                                         by itself, as in a batch script
 //! ```
 
-use super::inputs::{Env, Given};
+use super::inputs::{Env, SettingText};
 use crate::exit::Failed;
 
 /// A launcher's place in a job step.
@@ -57,8 +57,9 @@ impl Step {
         if is_shell || env("SLURM_STEP_ID").is_none() || env("SLURM_PROCID").is_none() {
             return Ok(None);
         }
-        let either = |a: &str, b: &str| Given::variable(a, env).or_else(|| Given::variable(b, env));
-        let number = |given: Option<Given>, absent: u32| match given {
+        let either =
+            |a: &str, b: &str| SettingText::variable(a, env).or_else(|| SettingText::variable(b, env));
+        let number = |given: Option<SettingText>, absent: u32| match given {
             Some(given) => given.parse("a whole number"),
             None => Ok(absent),
         };
@@ -72,11 +73,11 @@ impl Step {
             None => "localhost".to_owned(),
         };
         if tasks <= machines {
-            let rank = number(Given::variable("SLURM_NODEID", env), 0)?;
+            let rank = number(SettingText::variable("SLURM_NODEID", env), 0)?;
             return Ok(Some(Self { launchers: machines, rank, share: None, first_host }));
         }
-        let local_rank = number(Given::variable("SLURM_LOCALID", env), 0)?;
-        let rank = number(Given::variable("SLURM_PROCID", env), 0)?;
+        let local_rank = number(SettingText::variable("SLURM_LOCALID", env), 0)?;
+        let rank = number(SettingText::variable("SLURM_PROCID", env), 0)?;
         let share = Some(Share { local_rank, of: tasks.div_ceil(machines.max(1)) });
         Ok(Some(Self { launchers: tasks, rank, share, first_host }))
     }

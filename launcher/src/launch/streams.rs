@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::inputs::Given;
+use super::inputs::SettingText;
 use crate::exit::Failed;
 
 /// A set of the two output streams, in `torchrun`'s numbers.
@@ -56,7 +56,7 @@ impl PerRank {
     }
 
     /// Reads `3` or `0:3,1:1`.
-    pub fn parse(given: &Given) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
         if let Some(all) = Streams::from_number(&given.text) {
             return Ok(Self::All(all));
         }
@@ -96,7 +96,8 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<PerRank, String> {
-        PerRank::parse(&Given { text: text.into(), source: "--tee".into() }).map_err(|e| e.message.unwrap())
+        PerRank::parse(&SettingText { text: text.into(), source: "--tee".into() })
+            .map_err(|e| e.message.unwrap())
     }
 
     #[test]

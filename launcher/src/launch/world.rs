@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 
 use coxswain_proto::limits;
 
-use super::inputs::Given;
+use super::inputs::SettingText;
 use crate::exit::Failed;
 
 /// `--nnodes`: `N`, or `MIN:MAX`.
@@ -27,7 +27,7 @@ impl Nodes {
     }
 
     /// Reads a setting.
-    pub fn parse(given: &Given) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
         given.text.parse().map_err(|why| given.wrong(why))
     }
 }
@@ -68,11 +68,11 @@ pub struct Budgets {
 impl Budgets {
     /// Reads the settings.
     pub fn parse(
-        restarts: Option<Given>,
-        rescales: Option<Given>,
-        spares: Option<Given>,
+        restarts: Option<SettingText>,
+        rescales: Option<SettingText>,
+        spares: Option<SettingText>,
     ) -> Result<Self, Failed> {
-        let count = |given: Given| given.parse("a whole number");
+        let count = |given: SettingText| given.parse("a whole number");
         Ok(Self {
             restarts: restarts.map_or(Ok(limits::MAX_RESTARTS), count)?,
             rescales: rescales.map(count).transpose()?,

@@ -43,12 +43,12 @@ pub struct NotifyFlags {
 
 /// What every message of a run says.
 #[derive(Clone, Debug)]
-struct About {
+struct MessageContext {
     run: String,
     output_dir: String,
 }
 
-impl About {
+impl MessageContext {
     fn message(&self, event: &str, text: &str) -> Value {
         let Self { run, output_dir } = self;
         let text = format!("{run}: {text}");
@@ -77,7 +77,7 @@ pub struct Notifier {
 /// The user's hook, while it is told.
 struct HookFollower {
     hook: Hook,
-    about: About,
+    about: MessageContext,
     terminal: Arc<Terminal>,
     follower: JoinHandle<()>,
 }
@@ -111,7 +111,7 @@ impl HookFollower {
         let HookSources { flags, env, spec } = sources;
         let hook = flags.notify.clone().or_else(|| env("COX_NOTIFY")).or_else(|| spec.launch.notify.clone());
         let hook = Hook::new(&hook.filter(|hook| !hook.is_empty())?);
-        let about = About { run: spec.run.name.clone(), output_dir: spec.run.output_dir.clone() };
+        let about = MessageContext { run: spec.run.name.clone(), output_dir: spec.run.output_dir.clone() };
         let patience = Duration::from_secs(flags.notify_stall);
         let follower =
             RunFollower { hook: hook.clone(), about: about.clone(), terminal: Arc::clone(terminal) };
@@ -130,7 +130,7 @@ impl HookFollower {
 
 struct RunFollower {
     hook: Hook,
-    about: About,
+    about: MessageContext,
     terminal: Arc<Terminal>,
 }
 

@@ -16,7 +16,7 @@ pub const ANSWERS: u32 = 8;
 
 /// One use of a run's model in one memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Used {
+pub struct UseEstimate {
     /// What for.
     #[serde(rename = "use")]
     pub using: Use,
@@ -30,7 +30,7 @@ pub struct Used {
 
 impl Question {
     /// What fits of evaluation and of answers; nothing of what the task does not predict.
-    pub fn uses(&self, memory: &Memory) -> Vec<Used> {
+    pub fn uses(&self, memory: &Memory) -> Vec<UseEstimate> {
         let eval = self.subject.spec().eval.batch.unwrap_or(self.subject.spec().train.micro_batch) as u64;
         let uses = [(Use::Evaluation, self.world, eval), (Use::Answers, 1, u64::from(ANSWERS))];
         let used = |(using, world, batch)| {
@@ -40,7 +40,7 @@ impl Question {
             };
             let now = peak(batch)?;
             let fit = Fit::find(memory.capacity(), MOST, |at_once| peak(at_once).unwrap_or(u64::MAX));
-            Some(Used { using, batch, verdict: FitVerdict::of(now, memory.capacity()), fit })
+            Some(UseEstimate { using, batch, verdict: FitVerdict::of(now, memory.capacity()), fit })
         };
         uses.into_iter().filter_map(used).collect()
     }

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coxswain_nn::profile::{self, SpanKind, SpanSum};
-use coxswain_proto::{cache_plan::Decided, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
 use serde_json::{Value, json};
@@ -117,15 +117,15 @@ impl Link for RecordingLink {
         self.solo.has_generations()
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.solo.lease(step, samples)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.solo.lease_ahead(step, samples)
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.solo.decided(step)
     }
 

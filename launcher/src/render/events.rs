@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    report::{Metric, Skipped, stage_times},
+    report::{Metric, Skip, stage_times},
     v1::{StepCommitted, WatchEvent, watch_event::Kind},
 };
 
@@ -10,7 +10,7 @@ use super::{cache, names, status};
 
 /// Loss, speed, what is left, where the time goes, the largest peak.
 fn step_text(step: &StepCommitted) -> String {
-    if let Some(Ok(skipped)) = step.skipped.clone().map(Skipped::try_from) {
+    if let Some(Ok(skipped)) = step.skipped.clone().map(Skip::try_from) {
         return format!("left out: {skipped}");
     }
     let mut parts = vec![

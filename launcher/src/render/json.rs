@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     memory::Comparison,
-    report::{Metric, Skipped},
+    report::{Metric, Skip},
     v1::{
         self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, HardwareFaults, LeavingNode,
         RankStatus, StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
@@ -188,7 +188,7 @@ fn step(step: &StepCommitted) -> Value {
         "memory_peak_rank": step.memory_peak_rank,
         "cache_generation": step.cache_generation,
         "cache": step.cache.as_ref().map(cache::used_json),
-        "skipped": step.skipped.clone().and_then(|skipped| Skipped::try_from(skipped).ok()),
+        "skipped": step.skipped.clone().and_then(|skipped| Skip::try_from(skipped).ok()),
     })
 }
 

@@ -12,7 +12,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use coxswain_proto::{
     human,
-    report::Skipped,
+    report::Skip,
     v1::{CheckpointState, GetStatusResponse, StepCommitted, WatchEvent},
 };
 
@@ -28,7 +28,7 @@ const EVENTS: usize = 3;
 
 /// A run, and the lines of its log that are not to stay on the screen.
 #[derive(Debug, Default)]
-pub struct Living {
+pub struct LiveRun {
     run: RunView,
     events: VecDeque<String>,
 }
@@ -53,7 +53,7 @@ pub struct BlockLine {
     pub text: String,
 }
 
-impl Living {
+impl LiveRun {
     /// Takes in an event.
     pub fn hear(&mut self, event: &WatchEvent) {
         self.run.hear(event);
@@ -107,7 +107,7 @@ impl Living {
     }
 
     fn figures(&self, step: &StepCommitted) -> impl Iterator<Item = String> {
-        let loss = match step.skipped.clone().map(Skipped::try_from) {
+        let loss = match step.skipped.clone().map(Skip::try_from) {
             Some(Ok(skipped)) => format!("left out: {skipped}"),
             _ => format!(
                 "loss {:.4}  {}  grad {:.3}  lr {:.2e}  epoch {}",
@@ -185,8 +185,8 @@ mod tests {
         }))
     }
 
-    fn trained() -> Living {
-        let mut living = Living::default();
+    fn trained() -> LiveRun {
+        let mut living = LiveRun::default();
         living.hear(&event(Kind::Status(GetStatusResponse { total_steps: 150, ..Default::default() })));
         (0..57).for_each(|number| living.hear(&step(number)));
         let record =
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn before_the_first_step_there_is_a_phase_and_a_clock() {
-        let mut living = Living::default();
+        let mut living = LiveRun::default();
         assert_eq!(living.lines(80, 9, Duration::from_secs(2))[0].text, "starting  2.0 s");
         let phase = RunPhase::WaitingForWorkers.into();
         living.hear(&event(Kind::Phase(PhaseChanged { phase, ..PhaseChanged::default() })));

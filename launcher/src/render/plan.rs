@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::table::{grid, remarked, table, width, words};
 use coxswain_task::memory::{BESIDE_RESERVED, Use};
 
-use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::Used, vary::Variant};
+use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::UseEstimate, vary::Variant};
 
 /// Of what a run's model says of itself, the label of its longest sample.
 const SAMPLE: &str = "sample";
@@ -274,13 +274,13 @@ fn bounds(question: &Question, outlook: &Outlook) -> String {
 }
 
 /// What else fits at once, a row for each use.
-fn used(uses: &[Used]) -> String {
-    let row = |used: &Used| {
+fn used(uses: &[UseEstimate]) -> String {
+    let row = |used: &UseEstimate| {
         let what = match used.using {
             Use::Evaluation => "held-out samples (eval.batch)",
             Use::Answers => "prompts answered (cox generate --batch)",
         };
-        let Used { batch, verdict: now, fit, .. } = *used;
+        let UseEstimate { batch, verdict: now, fit, .. } = *used;
         let fits = [fit.maximum, fit.recommended, fit.safe].map(micro);
         let [maximum, recommended, safe] = fits;
         [what.to_owned(), maximum, recommended, safe, format!("{batch}: {}", verdict(now))]

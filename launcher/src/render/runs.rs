@@ -12,14 +12,14 @@ use crate::{report::Story, run_dir::RunDir};
 pub type Difference = (String, Value, Value);
 
 /// A run in a list: how it stands, and how it began.
-pub struct Listed {
+pub struct RunEntry {
     /// What its directory holds.
     pub run: RunDir,
     /// The beginning of its log.
     pub opening: Story,
 }
 
-impl Listed {
+impl RunEntry {
     /// Where it ran: the machine, or how many of them.
     fn place(&self) -> String {
         match &self.opening.machines()[..] {
@@ -31,7 +31,7 @@ impl Listed {
 }
 
 /// One row for each run.
-pub fn list(dir: &Path, runs: &[Listed]) -> String {
+pub fn list(dir: &Path, runs: &[RunEntry]) -> String {
     if runs.is_empty() {
         return format!("no runs below {}", dir.display());
     }
@@ -60,14 +60,14 @@ pub fn list(dir: &Path, runs: &[Listed]) -> String {
     });
     let rows: Vec<_> = rows.collect();
     let shown = table(["run", "begun", "where", "task", "state", "steps", "loss", "faults"], &rows);
-    let unread = runs.iter().filter_map(|Listed { run, .. }| Some((run, run.records.as_ref().err()?)));
+    let unread = runs.iter().filter_map(|RunEntry { run, .. }| Some((run, run.records.as_ref().err()?)));
     let unread = unread.map(|(run, why)| format!("\n{}: {why}", run.dir.display()));
     shown + &unread.collect::<String>()
 }
 
 /// The same facts of one run.
-pub fn json(listed: &Listed) -> Value {
-    let Listed { run, opening } = listed;
+pub fn json(listed: &RunEntry) -> Value {
+    let RunEntry { run, opening } = listed;
     let mut facts = json!({
         "dir": run.dir,
         "run": run.run,
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_run_without_records_is_a_row_with_the_reason_below() {
         let opening = Story { begun: Some("2026-11-24 10:00:01".into()), ..Story::default() };
-        let listed = Listed { run: told("runs/a", Value::Null), opening };
+        let listed = RunEntry { run: told("runs/a", Value::Null), opening };
         let shown = list(Path::new("runs"), &[listed]);
         assert!(shown.contains("unreadable") && shown.ends_with("runs/a: gone"), "{shown}");
         assert!(shown.contains("2026-11-24 10:00 "), "{shown}");

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use coxswain_feature_store::{Collected, Coverage, NamespaceReport, Repaired, Verified};
+use coxswain_feature_store::{Coverage, Garbage, NamespaceReport, Repair, VerifyReport};
 use coxswain_proto::human;
 use serde_json::{Value, json};
 
@@ -116,10 +116,10 @@ pub fn list_json(dir: &Path, whole: u64, namespaces: &[NamespaceReport], strange
 }
 
 /// What reading everything has shown, and what was done about it.
-pub fn verified(verified: &Verified, repaired: &[Repaired]) -> String {
+pub fn verified(verified: &VerifyReport, repaired: &[Repair]) -> String {
     let damaged = verified.damaged.iter().map(|damage| format!("damaged: {damage}"));
     let unusable = verified.unusable.iter().map(|fault| format!("unusable: {fault}"));
-    let repairs = repaired.iter().map(|Repaired { path, kept }| match kept {
+    let repairs = repaired.iter().map(|Repair { path, kept }| match kept {
         0 => format!("removed: {}: it had no intact records", path.display()),
         kept => format!("repaired: {}: kept its {kept} intact records", path.display()),
     });
@@ -135,7 +135,7 @@ pub fn verified(verified: &Verified, repaired: &[Repaired]) -> String {
 }
 
 /// [`verified`] for programs.
-pub fn verified_json(verified: &Verified, repaired: &[Repaired]) -> Value {
+pub fn verified_json(verified: &VerifyReport, repaired: &[Repair]) -> Value {
     let damaged = verified
         .damaged
         .iter()
@@ -151,7 +151,7 @@ pub fn verified_json(verified: &Verified, repaired: &[Repaired]) -> Value {
 }
 
 /// What was removed, or would be, and the bytes that are there now.
-pub fn collected(collected: &Collected, dry_run: bool, left: u64) -> String {
+pub fn collected(collected: &Garbage, dry_run: bool, left: u64) -> String {
     let did = if dry_run { "would remove" } else { "removed" };
     let lines = |what: &str, paths: &[PathBuf]| {
         paths.iter().map(|path| format!("{did} {what} {}", path.display())).collect::<Vec<_>>()
@@ -165,7 +165,7 @@ pub fn collected(collected: &Collected, dry_run: bool, left: u64) -> String {
 }
 
 /// [`collected`] for programs.
-pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value {
+pub fn collected_json(collected: &Garbage, dry_run: bool, left: u64) -> Value {
     json!({
         "dry_run": dry_run,
         "unfinished": collected.unfinished,
@@ -178,7 +178,7 @@ pub fn collected_json(collected: &Collected, dry_run: bool, left: u64) -> Value 
 
 #[cfg(test)]
 mod tests {
-    use coxswain_feature_store::{Damaged, Digest, Ingredients, NamespaceDescription};
+    use coxswain_feature_store::{DamagedRecord, Digest, Ingredients, NamespaceDescription};
     use coxswain_proto::run_spec::CacheDtype;
 
     use super::*;
@@ -241,14 +241,15 @@ mod tests {
 
     #[test]
     fn every_damaged_record_is_named() {
-        let damage = |record| Damaged { path: "p.vlc".into(), record, detail: "values: checksum".into() };
-        let found = Verified {
+        let damage =
+            |record| DamagedRecord { path: "p.vlc".into(), record, detail: "values: checksum".into() };
+        let found = VerifyReport {
             records: 5,
             bytes: 2048,
             damaged: vec![damage(Some(7)), damage(None)],
             unusable: vec!["q.vlc: newer".into()],
         };
-        let repaired = [(4, "p.vlc"), (0, "r.vlc")].map(|(kept, path)| Repaired { path: path.into(), kept });
+        let repaired = [(4, "p.vlc"), (0, "r.vlc")].map(|(kept, path)| Repair { path: path.into(), kept });
         let shown = verified(&found, &repaired);
         for says in [
             "damaged: p.vlc: record 7: values",
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_dry_run_says_what_would_happen() {
-        let found = Collected { namespaces: vec!["/store/1".into()], bytes: 1024, ..Collected::default() };
+        let found = Garbage { namespaces: vec!["/store/1".into()], bytes: 1024, ..Garbage::default() };
         assert_eq!(
             collected(&found, true, 4096),
             "would remove unused namespace /store/1\nwould remove 1.0 KiB; 3.0 KiB left"

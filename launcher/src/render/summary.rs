@@ -7,7 +7,7 @@ use std::path::Path;
 use coxswain_coordinator::journal::{self, LedgerEntry};
 use coxswain_proto::{
     human,
-    memory::{Compared, Comparison},
+    memory::{Comparison, MemoryRow},
     run_spec::RunSpec,
 };
 use coxswain_worker::train::checkpoint::Store;
@@ -147,7 +147,7 @@ fn compared(memory: &Value) -> Vec<String> {
         return Vec::new();
     };
     let runs = memory["calibration"]["records"].as_u64().unwrap_or(0) as u32;
-    let all = Vec::<Compared>::deserialize(&memory["categories"]).unwrap_or_default();
+    let all = Vec::<MemoryRow>::deserialize(&memory["categories"]).unwrap_or_default();
     let categories =
         all.into_iter().filter(|of| of.predicted > 0 || of.measured.is_some_and(|bytes| bytes > 0));
     Comparison { predicted, measured, runs, categories: categories.collect() }.table_of(0)

@@ -155,7 +155,7 @@ impl Chart {
         Some((widened(x), y.start..y.end + headroom))
     }
 
-    fn draw_on(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axes: &Axes) -> Drawn {
+    fn draw_on(&self, area: &DrawingArea<SVGBackend<'_>, Shift>, axes: &Axes) -> DrawResult {
         let font = |size: u32| TextStyle::from(("sans-serif", size * SCALE).into_font()).color(&INK);
         let (labels, margin) = if self.small { (3, 4) } else { (5, 8) };
         // Other units stand at their numbers.
@@ -216,7 +216,7 @@ struct Axes {
     is_log: bool,
 }
 
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 impl Unit {
     fn label(self, value: f64) -> String {

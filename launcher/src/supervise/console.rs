@@ -1,5 +1,5 @@
 //! The user's console: lines, folded to a terminal's width, and a block below them that says where the run is
-//! ([`Living`]). No other thread waits for it ([`super::writer`]).
+//! ([`LiveRun`]). No other thread waits for it ([`super::writer`]).
 
 use std::{
     io::{IsTerminal, Write},
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     clock,
     launch::inputs::process_env,
-    render::{living::Living, log_line::LogLine},
+    render::{living::LiveRun, log_line::LogLine},
 };
 
 /// Where a coordinator's line says something, after its time and topic: folded lines go on there.
@@ -79,7 +79,7 @@ struct Stderr {
     mode: Mode,
     colours: bool,
     begin: Instant,
-    living: Living,
+    living: LiveRun,
     block: Block,
     /// When the block was drawn last.
     drawn: Option<Instant>,
@@ -88,7 +88,7 @@ struct Stderr {
 impl Stderr {
     fn new() -> Self {
         let colours = process_env("NO_COLOR").is_none();
-        let (living, block) = (Living::default(), Block::default());
+        let (living, block) = (LiveRun::default(), Block::default());
         Self { mode: Mode::default(), colours, begin: clock::now(), living, block, drawn: None }
     }
 

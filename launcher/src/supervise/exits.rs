@@ -13,12 +13,12 @@ use coxswain_proto::{
     order::DamagedRow,
     v1::{self, BadSample, KillingSample, ReportExitRequest, report_exit_request},
 };
-use coxswain_worker::feeder::note::Noted;
+use coxswain_worker::feeder::note::SampleNote;
 use nix::libc::SIGKILL;
 use tokio::task::AbortHandle;
 use tonic::Code;
 
-use super::{machine::Ended, memory_kills::MemoryKills};
+use super::{machine::ProcessExit, memory_kills::MemoryKills};
 use crate::control::{Access, prompt};
 
 /// Before a report that did not get through is sent again.
@@ -30,9 +30,9 @@ pub struct WorkerExit {
     /// The process; 0 if it could not be started.
     pub pid: u32,
     /// Its exit code or signal.
-    pub how: Ended,
+    pub how: ProcessExit,
     /// What it was reading when a signal ended it.
-    pub read: Option<Noted>,
+    pub read: Option<SampleNote>,
 }
 
 /// Reports under way, by rank.
@@ -61,10 +61,10 @@ impl Exits {
     /// Sends a report, and again while the coordinator is away.
     pub fn report(&mut self, rank: u32, exit: WorkerExit) {
         let ended = match exit.how {
-            Ended::Code(code) => report_exit_request::Ended::ExitCode(code),
-            Ended::Signal(signal) => report_exit_request::Ended::Signal(signal),
+            ProcessExit::Code(code) => report_exit_request::Ended::ExitCode(code),
+            ProcessExit::Signal(signal) => report_exit_request::Ended::Signal(signal),
         };
-        let out_of_memory = exit.how == Ended::Signal(SIGKILL) && self.memory_kills.claim();
+        let out_of_memory = exit.how == ProcessExit::Signal(SIGKILL) && self.memory_kills.claim();
         if out_of_memory {
             self.starved.insert(rank);
         }
@@ -100,8 +100,8 @@ impl Exits {
     }
 }
 
-fn killing_sample(noted: Noted) -> KillingSample {
-    let Noted { generation, epoch, position, row: DamagedRow { row, begin, end } } = noted;
+fn killing_sample(noted: SampleNote) -> KillingSample {
+    let SampleNote { generation, epoch, position, row: DamagedRow { row, begin, end } } = noted;
     let row = Some(v1::DamagedRow { row, begin, end });
     KillingSample { generation: generation.0, sample: Some(BadSample { epoch, position, row }) }
 }

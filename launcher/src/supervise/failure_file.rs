@@ -8,7 +8,7 @@ use std::{fs, io, path::Path};
 use coxswain_proto::in_place;
 use serde_json::{Value, json};
 
-use super::{machine::Ended, report::Report};
+use super::{machine::ProcessExit, report::Report};
 use crate::render::json;
 
 const FILE: &str = "failure.json";
@@ -35,8 +35,8 @@ pub fn remove(output_dir: &Path) {
 fn content(report: &Report) -> Value {
     let first_exit = report.worker.as_ref().map(|worker| {
         let (exit_code, signal) = match worker.ended {
-            Ended::Code(code) => (Some(code), None),
-            Ended::Signal(signal) => (None, Some(signal)),
+            ProcessExit::Code(code) => (Some(code), None),
+            ProcessExit::Signal(signal) => (None, Some(signal)),
         };
         json!({
             "rank": worker.rank,
@@ -80,7 +80,7 @@ mod tests {
             local_rank: 1,
             host: "n4".into(),
             pid: 77,
-            ended: Ended::Signal(9),
+            ended: ProcessExit::Signal(9),
             log: None,
         };
         let report = Report {

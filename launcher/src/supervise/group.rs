@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::{
     child::Program,
     console::{Console, Terminal},
-    machine::Ended,
+    machine::ProcessExit,
     process::{self, ChildProcess, Output, Sink},
     report::Log,
 };
@@ -34,7 +34,7 @@ pub struct WorkerGroup {
 }
 
 /// A started worker.
-pub struct Started {
+pub struct WorkerProcess {
     /// Its process.
     pub process: ChildProcess,
     /// Its log, if it has one of its own.
@@ -66,8 +66,8 @@ impl WorkerGroup {
         local: u32,
         attempt: Attempt,
         terminal: &Arc<Terminal>,
-        ended: mpsc::Sender<(u32, Ended)>,
-    ) -> io::Result<Started> {
+        ended: mpsc::Sender<(u32, ProcessExit)>,
+    ) -> io::Result<WorkerProcess> {
         let rank = self.common.place.first_rank + local;
         let local_rank = self.common.place.first_local_rank + local;
         let shown = self.output.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
@@ -101,6 +101,6 @@ impl WorkerGroup {
                 let _ = ended.send((local, how)).await;
             }
         });
-        Ok(Started { process, log, note: note.ok() })
+        Ok(WorkerProcess { process, log, note: note.ok() })
     }
 }

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use super::{
     child::Program,
     console::Console,
-    machine::Ended,
+    machine::ProcessExit,
     process::{self, ChildProcess, Output, Sink},
 };
 use crate::clock;
@@ -57,9 +57,9 @@ pub struct Host {
 }
 
 enum Life {
-    Lives(ChildProcess, JoinHandle<Ended>),
+    Lives(ChildProcess, JoinHandle<ProcessExit>),
     /// It died so, and is started again at that time.
-    Dead(Ended, Instant),
+    Dead(ProcessExit, Instant),
 }
 
 impl Host {
@@ -84,12 +84,12 @@ impl Host {
 
     /// Waits for its end by the run's outcome, starting it again when it dies. It died for good if [`died`]
     /// says so of the answer. May be dropped and called again before it is done; not after.
-    pub async fn ended(&mut self) -> Ended {
+    pub async fn ended(&mut self) -> ProcessExit {
         loop {
             match &mut self.life {
                 Life::Lives(_, end) => {
                     // A child process's task neither panics nor is aborted.
-                    let how = end.await.unwrap_or(Ended::Code(-1));
+                    let how = end.await.unwrap_or(ProcessExit::Code(-1));
                     if self.dismissed || !died(how) || !self.will_live_again(how) {
                         return how;
                     }
@@ -112,7 +112,7 @@ impl Host {
     }
 
     /// Records a death, and says what follows.
-    fn will_live_again(&mut self, how: Ended) -> bool {
+    fn will_live_again(&mut self, how: ProcessExit) -> bool {
         let (now, window) = (clock::now(), COORDINATOR_WINDOW.as_secs());
         let Some((count, pause)) = self.restarts.allow(now, how) else {
             self.hosting.console.line(&format!(
@@ -135,7 +135,7 @@ impl HostConfig {
     /// What one is told that takes the place of another launcher's.
     pub const INSTEAD: &str = "--in-place-of";
 
-    fn spawn_again(&mut self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
+    fn spawn_again(&mut self) -> io::Result<(ChildProcess, JoinHandle<ProcessExit>)> {
         // It takes the place of ours, and begins a takeover of the journal again that ours has begun.
         self.program.args.retain(|argument| !argument.starts_with(Self::INSTEAD));
         if !self.program.args.iter().any(|argument| argument == Self::AGAIN) {
@@ -144,7 +144,7 @@ impl HostConfig {
         self.spawn()
     }
 
-    fn spawn(&self) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
+    fn spawn(&self) -> io::Result<(ChildProcess, JoinHandle<ProcessExit>)> {
         let path = self.log_dir.join("coordinator.log");
         // Both streams write one file, which is shown once.
         let sink = |console| Sink { route: Route { file: true, console }, path: path.clone() };
@@ -157,21 +157,21 @@ impl HostConfig {
 
 /// Whether a coordinator ended otherwise than by its run's outcome: a signal, however it is told (128 + n is
 /// how shells do), an internal error (1), a panic (101).
-pub fn died(how: Ended) -> bool {
-    matches!(how, Ended::Signal(_) | Ended::Code(-1 | 1 | 101 | 129..))
+pub fn died(how: ProcessExit) -> bool {
+    matches!(how, ProcessExit::Signal(_) | ProcessExit::Code(-1 | 1 | 101 | 129..))
 }
 
 /// How it died lately, and when.
 #[derive(Debug)]
 struct Restarts {
-    lately: VecDeque<(Instant, Ended)>,
+    lately: VecDeque<(Instant, ProcessExit)>,
     first_pause: Duration,
 }
 
 impl Restarts {
     /// Records a death; returns how many there were in the window, and what to wait before it is started
     /// again. None if there were too many.
-    fn allow(&mut self, now: Instant, how: Ended) -> Option<(usize, Duration)> {
+    fn allow(&mut self, now: Instant, how: ProcessExit) -> Option<(usize, Duration)> {
         while self.lately.front().is_some_and(|(at, _)| now.duration_since(*at) >= COORDINATOR_WINDOW) {
             self.lately.pop_front();
         }
@@ -186,7 +186,7 @@ impl Restarts {
 }
 
 /// By another launcher.
-const KILLED: Ended = Ended::Signal(nix::libc::SIGKILL);
+const KILLED: ProcessExit = ProcessExit::Signal(nix::libc::SIGKILL);
 
 #[cfg(test)]
 mod tests {
@@ -233,7 +233,7 @@ mod tests {
         let mut restarts = Restarts { lately: VecDeque::new(), first_pause: FIRST_PAUSE };
         let start = Instant::now();
         let mut pause = |how| restarts.allow(start, how).map(|(_, pause)| pause.as_secs());
-        let (full_disk, panic) = (Ended::Code(1), Ended::Code(101));
+        let (full_disk, panic) = (ProcessExit::Code(1), ProcessExit::Code(101));
         let pauses = [full_disk, KILLED, panic, full_disk, full_disk].map(&mut pause);
         assert_eq!(pauses, [1, 0, 2, 4, 8].map(Some));
         assert_eq!(pause(full_disk), None);
@@ -247,7 +247,7 @@ mod tests {
             let (mut host, console) = host(script, dir.path());
             (host.ended().await, console.lines())
         });
-        assert_eq!(how, Ended::Code(4));
+        assert_eq!(how, ProcessExit::Code(4));
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[1].contains("SIGKILL") && lines[1].contains("(2 of 5 within 60 s)"), "{lines:?}");
     }
@@ -278,7 +278,7 @@ mod tests {
             host.dismiss();
             host.ended().await
         });
-        assert_eq!(how, Ended::Signal(9));
+        assert_eq!(how, ProcessExit::Signal(9));
     }
 
     #[test]
@@ -296,6 +296,6 @@ mod tests {
             host.dismiss();
             host.ended().await
         });
-        assert_eq!(how, Ended::Code(143), "a signal, as a shell tells it");
+        assert_eq!(how, ProcessExit::Code(143), "a signal, as a shell tells it");
     }
 }

@@ -31,21 +31,21 @@ pub const ORPHAN_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ProcessExit {
     /// With this exit code.
     Code(i32),
     /// By this signal.
     Signal(i32),
 }
 
-impl Ended {
+impl ProcessExit {
     /// Whether all was well.
     pub fn is_success(self) -> bool {
         self == Self::Code(0)
     }
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
@@ -54,7 +54,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-impl From<std::process::ExitStatus> for Ended {
+impl From<std::process::ExitStatus> for ProcessExit {
     fn from(status: std::process::ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt;
         match (status.code(), status.signal()) {
@@ -68,7 +68,7 @@ impl From<std::process::ExitStatus> for Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The worker of this number among ours ended.
-    WorkerEnded(u32, Ended),
+    WorkerEnded(u32, ProcessExit),
     /// The coordinator wants another process in this worker's place.
     Respawn {
         /// Its number among ours.
@@ -96,18 +96,18 @@ pub enum Action {
     /// Ask the coordinator to stop the run, because of this signal.
     AskStop(i32),
     /// Kill every living worker, with its process group.
-    KillAll(Why),
+    KillAll(KillReason),
     /// Kill this worker, with its process group.
     Kill(u32),
     /// Start this worker again, for the given time.
     Start(u32, u32),
     /// Tell the coordinator how a worker ended.
-    ReportExit(u32, Ended),
+    ReportExit(u32, ProcessExit),
 }
 
 /// Why all workers are killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum KillReason {
     /// A second signal asks for it.
     Insisted,
     /// The run did not stop within its patience.
@@ -126,7 +126,7 @@ enum Worker {
     Running,
     /// Killed, to be started again as soon as it has ended.
     Replaced,
-    Ended(Ended),
+    Ended(ProcessExit),
 }
 
 /// The decisions of one launcher.
@@ -135,7 +135,7 @@ pub struct Machine {
     workers: BTreeMap<u32, Worker>,
     /// The newest start of each worker that was ordered.
     attempts: BTreeMap<u32, u32>,
-    first_failure: Option<(u32, Ended)>,
+    first_failure: Option<(u32, ProcessExit)>,
     interrupted: Option<i32>,
     coordinator_lost: bool,
     run_over: bool,
@@ -174,7 +174,7 @@ impl Machine {
             Event::Signal(signal) => {
                 let first = self.interrupted.unwrap_or(signal);
                 if signals::insists_after(first, signal) {
-                    return self.kill_all(Why::Insisted);
+                    return self.kill_all(KillReason::Insisted);
                 }
                 if signals::insists(signal) {
                     self.interrupted = Some(signal);
@@ -182,7 +182,7 @@ impl Machine {
                 Vec::new()
             }
             Event::StopRefused if self.killed => Vec::new(),
-            Event::StopRefused => self.kill_all(Why::StopRefused),
+            Event::StopRefused => self.kill_all(KillReason::StopRefused),
             Event::RunOver => {
                 // A worker that is still there has been told, or will not be.
                 self.leave_by(now + LEAVE_PATIENCE);
@@ -194,11 +194,11 @@ impl Machine {
             }
             Event::CoordinatorLost => {
                 self.coordinator_lost = true;
-                self.kill_all(Why::CoordinatorLost)
+                self.kill_all(KillReason::CoordinatorLost)
             }
             Event::Tick => match self.deadline {
-                Some(deadline) if now >= deadline && self.run_over => self.kill_all(Why::RunOver),
-                Some(deadline) if now >= deadline => self.kill_all(Why::StopTookTooLong),
+                Some(deadline) if now >= deadline && self.run_over => self.kill_all(KillReason::RunOver),
+                Some(deadline) if now >= deadline => self.kill_all(KillReason::StopTookTooLong),
                 _ => Vec::new(),
             },
         }
@@ -212,7 +212,7 @@ impl Machine {
         }
     }
 
-    fn worker_ended(&mut self, worker: u32, how: Ended) -> Vec<Action> {
+    fn worker_ended(&mut self, worker: u32, how: ProcessExit) -> Vec<Action> {
         let before = self.workers.insert(worker, Worker::Ended(how));
         match (before, self.attempts.get(&worker)) {
             // The coordinator counts it as lost already: an exit reported now could be taken for its
@@ -253,7 +253,7 @@ impl Machine {
         }
     }
 
-    fn kill_all(&mut self, why: Why) -> Vec<Action> {
+    fn kill_all(&mut self, why: KillReason) -> Vec<Action> {
         (self.killed, self.deadline) = (true, None);
         vec![Action::KillAll(why)]
     }
@@ -290,7 +290,7 @@ impl Machine {
     }
 
     /// The first worker of ours that failed by itself and was not replaced.
-    pub fn first_failure(&self) -> Option<(u32, Ended)> {
+    pub fn first_failure(&self) -> Option<(u32, ProcessExit)> {
         self.first_failure
     }
 

@@ -23,8 +23,8 @@ use tokio::{
 use super::{
     child::{self, ChildStreams, Program},
     console::Console,
-    machine::Ended,
-    pump::{Shown, pump},
+    machine::ProcessExit,
+    pump::{ConsolePrefix, pump},
     tail::Tail,
 };
 use crate::launch::streams::Route;
@@ -74,12 +74,12 @@ pub fn start(
     program: &Program,
     stdin: Stdio,
     output: &Output,
-) -> io::Result<(ChildProcess, JoinHandle<Ended>)> {
+) -> io::Result<(ChildProcess, JoinHandle<ProcessExit>)> {
     let (stdout, stdout_tail) = open(&output.stdout)?;
     let (stderr, stderr_tail) = open(&output.stderr)?;
     let mut process = child::spawn(program, ChildStreams { stdin, stdout, stderr })?;
     let mut pumps = JoinSet::new();
-    let shown = || Shown { console: Arc::clone(&output.console), prefix: output.prefix.clone() };
+    let shown = || ConsolePrefix { console: Arc::clone(&output.console), prefix: output.prefix.clone() };
     if let Some(pipe) = process.stdout.take() {
         pumps.spawn(pump(pipe, shown()));
     }
@@ -120,7 +120,7 @@ async fn keep(
     condemned: Arc<Notify>,
     mut pumps: JoinSet<()>,
     writing: watch::Sender<()>,
-) -> Ended {
+) -> ProcessExit {
     let leader = process.id();
     let status = loop {
         tokio::select! {
@@ -136,7 +136,7 @@ async fn keep(
         tracing::debug!("a pipe is still open after its process has ended");
     }
     // Waiting for a child we started fails only if somebody else reaped it; how it ended is then unknown.
-    status.map_or(Ended::Code(-1), Ended::from)
+    status.map_or(ProcessExit::Code(-1), ProcessExit::from)
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
         (Output { stdout, stderr, console, prefix: "[rank0] ".into() }, recorder)
     }
 
-    fn run(script: &str, output: &Output, kill: bool) -> Ended {
+    fn run(script: &str, output: &Output, kill: bool) -> ProcessExit {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let (handle, end) = start(&shell(script), Stdio::null(), output).unwrap();
             if kill {
@@ -173,7 +173,7 @@ mod tests {
     fn tee_writes_each_stream_to_its_file_and_shows_it() {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), BOTH);
-        assert_eq!(run("echo out; echo err >&2; exit 3", &output, false), Ended::Code(3));
+        assert_eq!(run("echo out; echo err >&2; exit 3", &output, false), ProcessExit::Code(3));
         assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stdout.log")).unwrap(), "out\n");
         assert_eq!(std::fs::read_to_string(dir.path().join("rank0000/stderr.log")).unwrap(), "err\n");
         let mut lines = recorder.lines();
@@ -198,7 +198,7 @@ mod tests {
     fn a_process_that_is_killed_is_told_as_such() {
         let dir = tempfile::tempdir().unwrap();
         let (output, _) = output(dir.path(), FILE);
-        assert_eq!(run("exec sleep 1000", &output, true), Ended::Signal(9));
+        assert_eq!(run("exec sleep 1000", &output, true), ProcessExit::Signal(9));
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (output, recorder) = output(dir.path(), BOTH);
         // The pipe would be held open for the whole drain by the child's child.
-        assert_eq!(run("sleep 1000 & echo $!; exit 4", &output, false), Ended::Code(4));
+        assert_eq!(run("sleep 1000 & echo $!; exit 4", &output, false), ProcessExit::Code(4));
         let lines = recorder.lines();
         let pid = lines[0].trim_start_matches("[rank0] ");
         let gone = |stat: std::io::Result<String>| stat.map_or(true, |stat| stat.contains(") Z "));

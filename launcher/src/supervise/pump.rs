@@ -14,7 +14,7 @@ const MAX_LINE: usize = 64 << 10;
 
 /// Where the lines of one stream are shown.
 #[derive(Clone)]
-pub struct Shown {
+pub struct ConsolePrefix {
     /// The console.
     pub console: Arc<dyn Console>,
     /// Stands in front of each line.
@@ -22,7 +22,7 @@ pub struct Shown {
 }
 
 /// Shows a pipe to its end.
-pub async fn pump(mut from: impl AsyncRead + Unpin, shown: Shown) {
+pub async fn pump(mut from: impl AsyncRead + Unpin, shown: ConsolePrefix) {
     let (mut lines, mut buffer) = (Lines::new(shown), vec![0; 8 << 10]);
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         lines.take(&buffer[..length]);
@@ -32,13 +32,13 @@ pub async fn pump(mut from: impl AsyncRead + Unpin, shown: Shown) {
 
 /// Bytes become lines.
 pub struct Lines {
-    shown: Shown,
+    shown: ConsolePrefix,
     line: Vec<u8>,
 }
 
 impl Lines {
     /// Nothing was read yet.
-    pub fn new(shown: Shown) -> Self {
+    pub fn new(shown: ConsolePrefix) -> Self {
         Self { shown, line: Vec::new() }
     }
 
@@ -73,7 +73,7 @@ mod tests {
 
     fn shown(input: &[u8]) -> Vec<String> {
         let recorder = Arc::new(Recorder::default());
-        let shown = Shown { console: recorder.clone(), prefix: "[rank0] ".into() };
+        let shown = ConsolePrefix { console: recorder.clone(), prefix: "[rank0] ".into() };
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(pump(input, shown));
         recorder.lines()
     }

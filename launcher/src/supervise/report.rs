@@ -13,7 +13,7 @@ use coxswain_proto::{
     v1::{CheckpointRecord, CheckpointState, Failure, RunPhase, StepCommitted},
 };
 
-use super::{machine::Ended, signals};
+use super::{machine::ProcessExit, signals};
 use crate::{exit::Exit, render::status};
 
 /// Lines of a failed rank's log that are shown.
@@ -31,7 +31,7 @@ pub struct Report {
     /// The first worker of this launcher that failed by itself and was not replaced.
     pub worker: Option<FailedWorker>,
     /// How the coordinator ended, if it was ours.
-    pub coordinator: Option<Ended>,
+    pub coordinator: Option<ProcessExit>,
     /// Whether the coordinator was lost for good.
     pub coordinator_lost: bool,
     /// Whether another launcher has this one's place.
@@ -62,7 +62,7 @@ pub struct FailedWorker {
     /// Its process id.
     pub pid: u32,
     /// How it ended.
-    pub ended: Ended,
+    pub ended: ProcessExit,
     /// Its log of standard error, if one is kept.
     pub log: Option<Log>,
 }
@@ -86,9 +86,9 @@ impl Report {
         if self.displaced {
             return Exit::Rendezvous;
         }
-        let of = |ended: Ended| match ended {
-            Ended::Code(code) => Exit::of_child(code),
-            Ended::Signal(_) => Exit::WorkerFailed,
+        let of = |ended: ProcessExit| match ended {
+            ProcessExit::Code(code) => Exit::of_child(code),
+            ProcessExit::Signal(_) => Exit::WorkerFailed,
         };
         let coordinator = self.coordinator.map(of);
         if coordinator == Some(Exit::Done) || self.run_end == Some(RunPhase::Finished) {
@@ -223,36 +223,38 @@ mod tests {
 
     use super::*;
 
-    fn worker(ended: Ended) -> Option<FailedWorker> {
+    fn worker(ended: ProcessExit) -> Option<FailedWorker> {
         Some(FailedWorker { rank: 3, local_rank: 1, host: "n4".into(), pid: 77, ended, log: None })
     }
 
     #[test]
     fn the_most_specific_cause_decides_the_exit_code() {
-        let of = |coordinator: Option<i32>, ended: Option<Ended>| {
+        let of = |coordinator: Option<i32>, ended: Option<ProcessExit>| {
             let worker = ended.and_then(worker);
-            Report { coordinator: coordinator.map(Ended::Code), worker, ..Report::default() }.exit()
+            Report { coordinator: coordinator.map(ProcessExit::Code), worker, ..Report::default() }.exit()
         };
         assert_eq!(of(Some(0), None), Exit::Done);
         assert_eq!(of(None, None), Exit::Done);
-        assert_eq!(of(Some(4), Some(Ended::Code(3))), Exit::BadInput);
-        assert_eq!(of(Some(5), Some(Ended::Code(4))), Exit::OutOfMemory);
-        assert_eq!(of(Some(4), Some(Ended::Signal(9))), Exit::WorkerFailed);
-        assert_eq!(of(Some(0), Some(Ended::Code(1))), Exit::Done, "the run survived its worker");
-        assert_eq!(of(Some(7), Some(Ended::Signal(9))), Exit::NoProgress);
-        assert_eq!(of(None, Some(Ended::Code(8))), Exit::CoordinatorLost);
+        assert_eq!(of(Some(4), Some(ProcessExit::Code(3))), Exit::BadInput);
+        assert_eq!(of(Some(5), Some(ProcessExit::Code(4))), Exit::OutOfMemory);
+        assert_eq!(of(Some(4), Some(ProcessExit::Signal(9))), Exit::WorkerFailed);
+        assert_eq!(of(Some(0), Some(ProcessExit::Code(1))), Exit::Done, "the run survived its worker");
+        assert_eq!(of(Some(7), Some(ProcessExit::Signal(9))), Exit::NoProgress);
+        assert_eq!(of(None, Some(ProcessExit::Code(8))), Exit::CoordinatorLost);
         assert_eq!(of(Some(6), None), Exit::Rendezvous);
         let guest = |run_end, kind: FailureKind| {
             let first_cause = Some(Failure { kind: kind.into(), ..Failure::default() });
-            Report { run_end, first_cause, worker: worker(Ended::Signal(9)), ..Report::default() }.exit()
+            Report { run_end, first_cause, worker: worker(ProcessExit::Signal(9)), ..Report::default() }
+                .exit()
         };
         assert_eq!(guest(Some(RunPhase::Finished), FailureKind::WorkerLost), Exit::Done);
         assert_eq!(guest(Some(RunPhase::Failed), FailureKind::NoProgress), Exit::NoProgress);
         assert_eq!(guest(Some(RunPhase::Failed), FailureKind::WorkerLost), Exit::WorkerFailed);
-        let lost = Report { coordinator_lost: true, worker: worker(Ended::Signal(15)), ..Report::default() };
+        let lost =
+            Report { coordinator_lost: true, worker: worker(ProcessExit::Signal(15)), ..Report::default() };
         assert_eq!(lost.exit(), Exit::CoordinatorLost);
         let interrupted =
-            Report { interrupted: Some(2), worker: worker(Ended::Code(1)), ..Report::default() };
+            Report { interrupted: Some(2), worker: worker(ProcessExit::Code(1)), ..Report::default() };
         assert_eq!(interrupted.exit(), Exit::Signal(2));
     }
 
@@ -317,7 +319,7 @@ mod tests {
         };
         let failed = FailedWorker {
             log: Some(Log { path: log.clone(), begin: earlier.len() as u64 }),
-            ..worker(Ended::Code(3)).unwrap()
+            ..worker(ProcessExit::Code(3)).unwrap()
         };
         let report = Report { first_cause: Some(first_cause), worker: Some(failed), ..Report::default() };
         let text = report.failure_text("demo");

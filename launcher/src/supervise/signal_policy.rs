@@ -37,7 +37,7 @@ pub struct ShutdownRequest {
 
 /// What is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granted {
+pub enum SignalGrant {
     /// This node leaves.
     Drained,
     /// The run ends.
@@ -45,7 +45,7 @@ pub enum Granted {
 }
 
 /// Asks until it is answered; the error says why it is not granted. Safe to repeat, as both calls are.
-pub async fn ask(access: &Access, request: &ShutdownRequest) -> Result<Granted, String> {
+pub async fn ask(access: &Access, request: &ShutdownRequest) -> Result<SignalGrant, String> {
     let mut tries = 0;
     loop {
         match ask_once(access, request).await {
@@ -57,16 +57,16 @@ pub async fn ask(access: &Access, request: &ShutdownRequest) -> Result<Granted, 
     }
 }
 
-async fn ask_once(access: &Access, request: &ShutdownRequest) -> Result<Granted, Status> {
+async fn ask_once(access: &Access, request: &ShutdownRequest) -> Result<SignalGrant, Status> {
     let reason = request.reason.clone();
     if let Some(node_id) = request.node_id.clone() {
         let request = DrainNodeRequest { node: Some(Node::NodeId(node_id)), reason: reason.clone() };
         match access.control().drain_node(prompt(request)).await {
-            Ok(_) => return Ok(Granted::Drained),
+            Ok(_) => return Ok(SignalGrant::Drained),
             // It cannot go by itself: then all do.
             Err(status) if matches!(status.code(), Code::FailedPrecondition | Code::NotFound) => {}
             Err(status) => return Err(status),
         }
     }
-    access.control().stop_run(prompt(StopRunRequest { reason })).await.map(|_| Granted::Stopping)
+    access.control().stop_run(prompt(StopRunRequest { reason })).await.map(|_| SignalGrant::Stopping)
 }

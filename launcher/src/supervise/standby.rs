@@ -36,9 +36,9 @@ pub struct Standby<'a> {
 
 /// A task that is ended when this is dropped.
 #[derive(Debug)]
-pub struct Looking(JoinHandle<()>);
+pub struct StandbyTask(JoinHandle<()>);
 
-impl Drop for Looking {
+impl Drop for StandbyTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -46,9 +46,9 @@ impl Drop for Looking {
 
 /// Starts to look. Claims whose coordinator's machine is gone arrive at `vacant`, again and again until
 /// somebody else has the role.
-pub fn look(standby: &Standby<'_>, vacant: mpsc::Sender<Claim>) -> Looking {
+pub fn look(standby: &Standby<'_>, vacant: mpsc::Sender<Claim>) -> StandbyTask {
     let mut watch = Watch::from(standby.claims.clone(), standby.number);
-    Looking(tokio::spawn(async move {
+    StandbyTask(tokio::spawn(async move {
         loop {
             tokio::time::sleep(LOOK).await;
             // The directory may be a server's, which takes its time.

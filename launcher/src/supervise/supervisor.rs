@@ -16,12 +16,12 @@ use tokio::sync::mpsc;
 use super::{
     console::{Console, Terminal},
     exits::{Exits, WorkerExit},
-    group::{Attempt, Started, WorkerGroup},
+    group::{Attempt, WorkerGroup, WorkerProcess},
     host::{self, Host},
-    machine::{Action, Ended, Event, Machine, Why},
+    machine::{Action, Event, KillReason, Machine, ProcessExit},
     orders::{self, LineTo, Order},
     report::{FailedWorker, Report},
-    signal_policy::{self, Granted, ShutdownRequest},
+    signal_policy::{self, ShutdownRequest, SignalGrant},
     signals::{self, Signals},
     standby::{self, Standby},
     watcher,
@@ -56,8 +56,8 @@ pub struct Contacts<'a> {
 
 /// One thing the launcher hears.
 enum News {
-    Worker(u32, Ended),
-    Coordinator(Ended),
+    Worker(u32, ProcessExit),
+    Coordinator(ProcessExit),
     Vacant(Claim),
     Superseded(String),
     Ordered(Order),
@@ -72,9 +72,9 @@ struct Supervisor<'a> {
     group: &'a WorkerGroup,
     contacts: Contacts<'a>,
     machine: Machine,
-    workers: BTreeMap<u32, Started>,
-    ended: mpsc::Sender<(u32, Ended)>,
-    ends: mpsc::Receiver<(u32, Ended)>,
+    workers: BTreeMap<u32, WorkerProcess>,
+    ended: mpsc::Sender<(u32, ProcessExit)>,
+    ends: mpsc::Receiver<(u32, ProcessExit)>,
     exits: Exits,
     events: mpsc::Receiver<WatchEvent>,
     orders: mpsc::Receiver<Order>,
@@ -252,7 +252,7 @@ impl Supervisor<'_> {
         Event::CoordinatorLost
     }
 
-    fn coordinator_ended(&mut self, how: Ended) -> Event {
+    fn coordinator_ended(&mut self, how: ProcessExit) -> Event {
         self.contacts.coordinator = None;
         self.report.coordinator = Some(how);
         match host::died(how) && !self.machine.finished() {
@@ -323,7 +323,7 @@ impl Supervisor<'_> {
                 self.announce_end(why);
                 // A person who insists does not wait for what the coordinator makes of it; other nodes may.
                 let host = self.contacts.coordinator.as_mut().filter(|_| self.group.common.place.nnodes == 1);
-                if let Some(host) = host.filter(|_| matches!(why, Why::Insisted)) {
+                if let Some(host) = host.filter(|_| matches!(why, KillReason::Insisted)) {
                     host.dismiss();
                 }
                 for worker in self.machine.living() {
@@ -333,15 +333,16 @@ impl Supervisor<'_> {
             Action::Kill(worker) => self.workers[&worker].process.kill(),
             Action::Start(worker, attempt) => self.restart(worker, attempt),
             Action::ReportExit(worker, how) => {
-                let Started { process, note, .. } = &self.workers[&worker];
-                let read = note.as_ref().filter(|_| matches!(how, Ended::Signal(_))).and_then(note::killing);
+                let WorkerProcess { process, note, .. } = &self.workers[&worker];
+                let read =
+                    note.as_ref().filter(|_| matches!(how, ProcessExit::Signal(_))).and_then(note::killing);
                 self.exits.report(self.rank(worker), WorkerExit { pid: process.pid, how, read });
             }
         }
     }
 
     /// Says that workers are ended that were not asked to end at once.
-    fn announce_end(&self, why: Why) {
+    fn announce_end(&self, why: KillReason) {
         let ranks: Vec<_> = self.machine.living().map(|worker| self.rank(worker).to_string()).collect();
         let (what, list) = match ranks.as_slice() {
             [] => return,
@@ -349,13 +350,13 @@ impl Supervisor<'_> {
             many => ("ranks", format!("{} are", many.join(", "))),
         };
         match why {
-            Why::StopTookTooLong => self.contacts.terminal.line(&format!(
+            KillReason::StopTookTooLong => self.contacts.terminal.line(&format!(
                 "{what} {list} still there after {} s (--shutdown-timeout): ended without a checkpoint of this step",
                 self.group.stop_patience.as_secs_f64()
             )),
-            Why::RunOver => tracing::debug!("{what} {list} still running after the end of the run: killed"),
+            KillReason::RunOver => tracing::debug!("{what} {list} still running after the end of the run: killed"),
             // Said already.
-            Why::Insisted | Why::StopRefused | Why::CoordinatorLost => {}
+            KillReason::Insisted | KillReason::StopRefused | KillReason::CoordinatorLost => {}
         }
     }
 
@@ -375,7 +376,7 @@ impl Supervisor<'_> {
                 self.contacts.terminal.line(&format!("{told}{why}"));
                 // Told as an end, so that the coordinator decides about it as about any other; there is no
                 // process to name.
-                let how = Ended::Code(Exit::Internal.code().into());
+                let how = ProcessExit::Code(Exit::Internal.code().into());
                 self.exits.report(rank, WorkerExit { pid: 0, how, read: None });
                 let ended = self.ended.clone();
                 tokio::spawn(async move { ended.send((worker, how)).await });
@@ -391,8 +392,8 @@ impl Supervisor<'_> {
         let request = ShutdownRequest { reason, node_id: alone.then(|| self.group.join.node_id.clone()) };
         tokio::spawn(async move {
             match signal_policy::ask(&access, &request).await {
-                Ok(Granted::Drained) => terminal.line("this node leaves the run; the others train on"),
-                Ok(Granted::Stopping) => {}
+                Ok(SignalGrant::Drained) => terminal.line("this node leaves the run; the others train on"),
+                Ok(SignalGrant::Stopping) => {}
                 // A launcher that no longer listens has ended.
                 Err(why) => drop(refused.send(why).await),
             }

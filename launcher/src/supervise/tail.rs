@@ -11,7 +11,7 @@ use tokio::{
     sync::watch,
 };
 
-use super::pump::{Lines, Shown};
+use super::pump::{ConsolePrefix, Lines};
 
 /// Between two looks at a file that has not grown: shorter than a reader notices.
 const LOOK: Duration = Duration::from_millis(50);
@@ -27,14 +27,14 @@ pub struct Tail {
 
 impl Tail {
     /// Shows the part until `writing` is dropped and the end of the file is reached.
-    pub async fn show(self, shown: Shown, mut writing: watch::Receiver<()>) {
+    pub async fn show(self, shown: ConsolePrefix, mut writing: watch::Receiver<()>) {
         let path = self.path.clone();
         if let Err(error) = self.follow(shown, &mut writing).await {
             tracing::warn!(path = %path.display(), %error, "a log cannot be read and is no longer shown");
         }
     }
 
-    async fn follow(self, shown: Shown, writing: &mut watch::Receiver<()>) -> std::io::Result<()> {
+    async fn follow(self, shown: ConsolePrefix, writing: &mut watch::Receiver<()>) -> std::io::Result<()> {
         let mut file = File::open(&self.path).await?;
         file.seek(SeekFrom::Start(self.from)).await?;
         let (mut lines, mut buffer, mut ended) = (Lines::new(shown), vec![0; 8 << 10], false);

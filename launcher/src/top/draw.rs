@@ -60,23 +60,23 @@ pub fn draw(frame: &mut Frame, app: &App, theme: Theme) {
     frame.render_widget(footer(app, foot.width, theme), foot);
 }
 
-fn rows(texts: &[Told]) -> u16 {
+fn rows(texts: &[StyledLine]) -> u16 {
     u16::try_from(texts.len()).unwrap_or(u16::MAX)
 }
 
 /// A line of figures, and whether something in it is wrong.
-struct Told {
+struct StyledLine {
     text: String,
     style: Style,
 }
 
-impl Told {
+impl StyledLine {
     fn plain(text: String) -> Self {
         Self { text, style: Style::new() }
     }
 }
 
-fn lines(texts: &[Told], width: u16) -> Text<'static> {
+fn lines(texts: &[StyledLine], width: u16) -> Text<'static> {
     texts.iter().map(|told| Line::styled(cut(&told.text, width.into()), told.style)).collect()
 }
 
@@ -148,7 +148,7 @@ fn progress(run: &RunView, width: u16, theme: Theme) -> Line<'static> {
 }
 
 /// Loss, gradient, rate; where the time of a step goes.
-fn figures(run: &RunView) -> Vec<Told> {
+fn figures(run: &RunView) -> Vec<StyledLine> {
     let Some(step) = &run.step else { return Vec::new() };
     let mut first = format!(
         "loss {:.4}  grad {:.3}  lr {:.2e}  epoch {}",
@@ -158,11 +158,11 @@ fn figures(run: &RunView) -> Vec<Told> {
         first += &format!("  {held_out}");
     }
     let split = events::split(step).map(|split| format!("step {split}"));
-    std::iter::once(first).chain(split).map(Told::plain).collect()
+    std::iter::once(first).chain(split).map(StyledLine::plain).collect()
 }
 
 /// Membership and faults, checkpoints, kept features: a line each, where there is something to say.
-fn panels(run: &RunView, area: Rect, theme: Theme) -> Vec<Told> {
+fn panels(run: &RunView, area: Rect, theme: Theme) -> Vec<StyledLine> {
     let now = &run.status;
     let mut told = Vec::new();
     if now.restarts > 0 || now.first_failure.is_some() {
@@ -176,25 +176,28 @@ fn panels(run: &RunView, area: Rect, theme: Theme) -> Vec<Told> {
         // What it was stands at its end.
         let most = if area.height >= CHARTS_FROM { FAULT_ROWS } else { 1 };
         let rows = folded(&text, area.width.into(), most).into_iter();
-        told.extend(rows.map(|text| Told { text, style: theme.warning() }));
+        told.extend(rows.map(|text| StyledLine { text, style: theme.warning() }));
     }
     for of in &now.hardware {
-        told.push(Told { text: format!("hardware    {}", status::hardware(of)), style: theme.warning() });
+        told.push(StyledLine {
+            text: format!("hardware    {}", status::hardware(of)),
+            style: theme.warning(),
+        });
     }
     if now.generation > 0 {
         let alive = now.ranks.iter().filter(|rank| !rank.gone).count();
         let of = if now.ranks.is_empty() { String::new() } else { format!("{alive} of ") };
         let text = format!("membership  generation {}, {of}{} workers", now.generation, now.world_size);
-        told.push(Told::plain(text));
+        told.push(StyledLine::plain(text));
     }
     let complete = |state: i32| state == i32::from(CheckpointState::Complete);
     let steps: Vec<_> =
         now.checkpoints.iter().filter(|of| complete(of.state)).map(|of| of.step.to_string()).collect();
     if !steps.is_empty() {
-        told.push(Told::plain(format!("checkpoints after step {}", steps.join(", "))));
+        told.push(StyledLine::plain(format!("checkpoints after step {}", steps.join(", "))));
     }
     if let Some(kept) = &now.cache {
-        told.extend(cache::brief(kept).into_iter().map(Told::plain));
+        told.extend(cache::brief(kept).into_iter().map(StyledLine::plain));
     }
     told
 }

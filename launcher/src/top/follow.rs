@@ -40,7 +40,7 @@ pub struct Follower {
 }
 
 /// The screen is gone.
-struct Gone;
+struct LostScreen;
 
 impl Follower {
     /// Follows the run until the screen is gone.
@@ -49,19 +49,19 @@ impl Follower {
         while self.once().await.is_ok() {}
     }
 
-    async fn once(&mut self) -> Result<(), Gone> {
+    async fn once(&mut self) -> Result<(), LostScreen> {
         match self.target.access().await {
             Ok(access) => self.by_coordinator(&access).await,
             Err(why) => self.by_files(why.message.unwrap_or_default()).await,
         }
     }
 
-    async fn tell(&self, update: Update) -> Result<(), Gone> {
-        self.updates.send((self.number, update)).await.map_err(|_| Gone)
+    async fn tell(&self, update: Update) -> Result<(), LostScreen> {
+        self.updates.send((self.number, update)).await.map_err(|_| LostScreen)
     }
 
     /// Until the coordinator no longer answers.
-    async fn by_coordinator(&mut self, access: &Access) -> Result<(), Gone> {
+    async fn by_coordinator(&mut self, access: &Access) -> Result<(), LostScreen> {
         let Ok(status) = status_of(access).await else {
             time::sleep(LOOK).await;
             return Ok(());
@@ -101,7 +101,7 @@ impl Follower {
     }
 
     /// What the run has done before: losses by its ledger, all else by its log, if that is here.
-    async fn tell_the_past(&self, access: &Access) -> Result<(), Gone> {
+    async fn tell_the_past(&self, access: &Access) -> Result<(), LostScreen> {
         let mut next = Some(0);
         while let Some(first_step) = next {
             let Ok(page) = ledger_page(access, first_step).await else { break };
@@ -117,7 +117,7 @@ impl Follower {
     }
 
     /// All that a log has and has not told before: a piece at a time, with the screen's turn between them.
-    async fn tell_the_log(&self, log: &mut LogTail) -> Result<(), Gone> {
+    async fn tell_the_log(&self, log: &mut LogTail) -> Result<(), LostScreen> {
         loop {
             // A log that cannot be read is as good as none.
             let lines = log.lines().unwrap_or_default();
@@ -130,7 +130,7 @@ impl Follower {
     }
 
     /// Until a coordinator answers.
-    async fn by_files(&mut self, why: String) -> Result<(), Gone> {
+    async fn by_files(&mut self, why: String) -> Result<(), LostScreen> {
         let (Some(dir), Some(mut log)) = (self.target.run_dir().map(Path::to_owned), self.log()) else {
             self.tell(Update::Source(Source::Nothing(why))).await?;
             time::sleep(LOOK).await;
@@ -148,7 +148,7 @@ impl Follower {
             // An order that came too late.
             while self.orders.try_recv().is_ok() {}
             if self.updates.is_closed() {
-                return Err(Gone);
+                return Err(LostScreen);
             }
             time::sleep(LOOK).await;
         }

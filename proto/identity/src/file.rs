@@ -31,7 +31,7 @@ const MAKING: Duration = Duration::from_millis(500);
 
 /// What a file grants, and to whom.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Granted {
+pub(crate) struct FileGrants {
     pub tokens: Vec<Token>,
     /// Names of certificates.
     pub names: Vec<(String, Scope)>,
@@ -62,13 +62,13 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 /// Reads a file of tokens. One that others may read or own is refused.
-pub(crate) fn read(path: &Path) -> Result<Granted, IdentityError> {
+pub(crate) fn read(path: &Path) -> Result<FileGrants, IdentityError> {
     check_privacy(path)?;
     read_open(path)
 }
 
 /// Reads a file of tokens, even one that others may read.
-pub(crate) fn read_open(path: &Path) -> Result<Granted, IdentityError> {
+pub(crate) fn read_open(path: &Path) -> Result<FileGrants, IdentityError> {
     parse(path, &bounded::read_piped_text(path, MAX_BYTES).map_err(|error| IdentityError::file(path, error))?)
 }
 
@@ -84,8 +84,8 @@ fn check_privacy(path: &Path) -> Result<(), IdentityError> {
     Ok(())
 }
 
-fn parse(path: &Path, text: &str) -> Result<Granted, IdentityError> {
-    let mut granted = Granted::default();
+fn parse(path: &Path, text: &str) -> Result<FileGrants, IdentityError> {
+    let mut granted = FileGrants::default();
     let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
     for (line, entry) in lines.filter(|(_, entry)| !entry.is_empty() && !entry.starts_with('#')) {
         let wrong = |problem: String| IdentityError::Line { path: path.to_owned(), line, problem };

@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What is known of names; shared by all connections of a channel.
 #[derive(Clone)]
 pub(crate) struct Names {
-    known: Arc<Mutex<HashMap<String, Known>>>,
+    known: Arc<Mutex<HashMap<String, NameRecord>>>,
     ask: Arc<dyn Fn(&str) -> Answer + Send + Sync>,
     patience: Duration,
 }
@@ -38,7 +38,7 @@ type Answer = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
 /// What is known of one name.
 #[derive(Clone, Default)]
-struct Known {
+struct NameRecord {
     /// The newest addresses that were found.
     addresses: Vec<SocketAddr>,
     /// The lookup that is under way: why it has failed, or nothing. Closed when it has ended.
@@ -68,7 +68,7 @@ impl Names {
         Self { known: Arc::default(), ask: Arc::new(ask), patience }
     }
 
-    fn with<R>(&self, name: &str, look: impl FnOnce(&mut Known) -> R) -> R {
+    fn with<R>(&self, name: &str, look: impl FnOnce(&mut NameRecord) -> R) -> R {
         // What a panic leaves of it is as good as before.
         look(self.known.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default())
     }

@@ -12,9 +12,9 @@ use tokio::{
 };
 
 /// What TLS makes of a connection.
-pub(crate) trait Encrypted: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait EncryptedStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Encrypted for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> EncryptedStream for S {}
 
 /// A connection, in clear or through TLS.
 pub struct Stream(Kind);
@@ -22,7 +22,7 @@ pub struct Stream(Kind);
 enum Kind {
     Plain(TcpStream),
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "nothing is encrypted in this build"))]
-    Tls(Box<dyn Encrypted>),
+    Tls(Box<dyn EncryptedStream>),
 }
 
 impl Stream {
@@ -31,11 +31,11 @@ impl Stream {
     }
 
     #[cfg(feature = "tls")]
-    pub(crate) fn tls(stream: impl Encrypted + 'static) -> Self {
+    pub(crate) fn tls(stream: impl EncryptedStream + 'static) -> Self {
         Self(Kind::Tls(Box::new(stream)))
     }
 
-    fn inner(&mut self) -> Pin<&mut dyn Encrypted> {
+    fn inner(&mut self) -> Pin<&mut dyn EncryptedStream> {
         match &mut self.0 {
             Kind::Plain(stream) => Pin::new(stream),
             Kind::Tls(stream) => Pin::new(stream),

@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     IdentityError, Scope, Token,
-    file::{self, Granted, Stamp},
+    file::{self, FileGrants, Stamp},
 };
 
 /// Between two looks at a file.
@@ -26,10 +26,10 @@ const GRACE: u32 = 90;
 
 /// Tokens that are valid now. Clones share them.
 #[derive(Clone)]
-pub struct Tokens(Arc<RwLock<Held>>);
+pub struct Tokens(Arc<RwLock<TokenTable>>);
 
-struct Held {
-    granted: Granted,
+struct TokenTable {
+    granted: FileGrants,
     /// Gone from the file, and for how many looks they still count.
     leaving: Vec<(Token, u32)>,
     /// The file as it was when it was looked at last.
@@ -41,14 +41,14 @@ struct Held {
 impl Tokens {
     /// This one, for as long as the process lives.
     pub fn one(token: Token) -> Self {
-        let granted = Granted { tokens: vec![token], names: Vec::new() };
-        Self(Arc::new(RwLock::new(Held { granted, leaving: Vec::new(), stamp: None, unread: false })))
+        let granted = FileGrants { tokens: vec![token], names: Vec::new() };
+        Self(Arc::new(RwLock::new(TokenTable { granted, leaving: Vec::new(), stamp: None, unread: false })))
     }
 
     /// Those of a file, which is read again whenever it changes.
     pub fn of_file(path: &Path) -> Result<Self, IdentityError> {
         let stamp = file::stamp(path);
-        let held = Held { granted: file::read(path)?, leaving: Vec::new(), stamp, unread: false };
+        let held = TokenTable { granted: file::read(path)?, leaving: Vec::new(), stamp, unread: false };
         let tokens = Self(Arc::new(RwLock::new(held)));
         let (watched, path) = (Arc::downgrade(&tokens.0), path.to_owned());
         thread::Builder::new()
@@ -74,7 +74,8 @@ impl Tokens {
 
     /// Those of a file that others may read, too, where a file system keeps no permissions.
     pub fn of_open_file(path: &Path) -> Result<Self, IdentityError> {
-        let held = Held { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None, unread: false };
+        let held =
+            TokenTable { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None, unread: false };
         Ok(Self(Arc::new(RwLock::new(held))))
     }
 
@@ -138,12 +139,12 @@ impl Tokens {
         }
     }
 
-    fn held(&self) -> RwLockReadGuard<'_, Held> {
+    fn held(&self) -> RwLockReadGuard<'_, TokenTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn watch(watched: &Weak<RwLock<Held>>, path: PathBuf) {
+fn watch(watched: &Weak<RwLock<TokenTable>>, path: PathBuf) {
     loop {
         thread::sleep(LOOK);
         let Some(tokens) = watched.upgrade().map(Tokens) else { return };
@@ -151,12 +152,12 @@ fn watch(watched: &Weak<RwLock<Held>>, path: PathBuf) {
     }
 }
 
-impl Held {
+impl TokenTable {
     fn valid(&self) -> impl Iterator<Item = &Token> {
         self.granted.tokens.iter().chain(self.leaving.iter().map(|(token, _)| token))
     }
 
-    fn replace(&mut self, granted: Granted) {
+    fn replace(&mut self, granted: FileGrants) {
         let stays = |token: &Token| granted.tokens.iter().any(|other| other.is(token.secret()));
         let gone: Vec<_> = self.granted.tokens.iter().filter(|token| !stays(token)).cloned().collect();
         self.leaving.retain(|(token, _)| !stays(token));

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Live steps follow from the schedule alone. For a cached step it must have been decided which generation
-//! serves: a [`Decided`] holds from its step on, to the next one or to the end of its cached phase; where
+//! serves: a [`CacheDecision`] holds from its step on, to the next one or to the end of its cached phase; where
 //! drift decides, also in the first steps of the next one, in which it is measured. What is decided stays
 //! decided, also for steps that are repeated after a rollback: a step takes the same cache phase whenever it
 //! is run. Pure: the coordinator owns one and journals what is decided; a worker without a coordinator owns
@@ -60,7 +60,7 @@ impl StepCachePhase {
 /// Why a generation serves from a step on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum Cause {
     /// There was none before.
     First,
     /// The schedule says so: every cached phase has its own.
@@ -89,16 +89,16 @@ pub enum Why {
 
 /// From a step on, a generation serves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decided {
+pub struct CacheDecision {
     /// From this step on.
     pub first: Step,
     /// Which one.
     pub generation: CacheGeneration,
     /// Why.
-    pub why: Why,
+    pub why: Cause,
 }
 
-impl Decided {
+impl CacheDecision {
     /// Whether the generation begins here; else an older one goes on.
     pub fn begins(&self) -> bool {
         self.first == self.generation.since
@@ -121,7 +121,7 @@ pub struct Evidence {
 pub struct CachePhaseTable {
     cache: Cache,
     schedule: Option<CacheSchedule>,
-    decided: BTreeMap<Step, Decided>,
+    decided: BTreeMap<Step, CacheDecision>,
     newest: u64,
 }
 
@@ -182,31 +182,31 @@ impl CachePhaseTable {
 
     /// Decides about the cached steps from `at` on; nothing if that has to wait for a measurement, or is
     /// decided.
-    pub fn decide(&mut self, at: Step, evidence: &Evidence) -> Option<Decided> {
+    pub fn decide(&mut self, at: Step, evidence: &Evidence) -> Option<CacheDecision> {
         if self.cache_phase(at).is_some() {
             return None;
         }
         let before = self.before(at).copied();
-        let restless = before.is_some_and(|before| matches!(before.why, Why::Moved { .. }));
+        let restless = before.is_some_and(|before| matches!(before.why, Cause::Moved { .. }));
         let above = self.cache.rebuild_above.unwrap_or(0.0);
         let threshold = if restless { self.cache.rebuild_below.unwrap_or(above) } else { above };
         let why = match (&before, evidence.drift) {
-            (None, _) => Why::First,
-            (Some(_), _) if evidence.lost => Why::Lost,
-            (Some(_), _) if self.cache.rebuild_above.is_none() => Why::Schedule,
-            (Some(_), None) if evidence.given_up || !self.asks_for_drift(at) => Why::Unmeasured,
+            (None, _) => Cause::First,
+            (Some(_), _) if evidence.lost => Cause::Lost,
+            (Some(_), _) if self.cache.rebuild_above.is_none() => Cause::Schedule,
+            (Some(_), None) if evidence.given_up || !self.asks_for_drift(at) => Cause::Unmeasured,
             (Some(_), None) => return None,
-            (Some(_), Some(drift)) if !drift.relative_l2.is_finite() => Why::Unmeasured,
+            (Some(_), Some(drift)) if !drift.relative_l2.is_finite() => Cause::Unmeasured,
             (Some(_), Some(drift)) => match decide(&self.cache, Some(&drift), restless) {
-                Decision::Keep => Why::Stayed { drift: drift.relative_l2, threshold },
-                Decision::Rebuild => Why::Moved { drift: drift.relative_l2, threshold },
+                Decision::Keep => Cause::Stayed { drift: drift.relative_l2, threshold },
+                Decision::Rebuild => Cause::Moved { drift: drift.relative_l2, threshold },
             },
         };
         let generation = match (why, before) {
-            (Why::Stayed { .. }, Some(before)) => before.generation,
+            (Cause::Stayed { .. }, Some(before)) => before.generation,
             _ => CacheGeneration { number: self.newest + 1, since: at },
         };
-        let decided = Decided { first: at, generation, why };
+        let decided = CacheDecision { first: at, generation, why };
         self.insert(decided);
         Some(decided)
     }
@@ -217,11 +217,11 @@ impl CachePhaseTable {
     /// left before `total`. After a rollback `committed` and `from` are those of before: steps that are
     /// repeated take the cache phases they took. What was decided last is not passed over either, whether or
     /// not a rank has run it.
-    pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(Decided, bool)> {
+    pub fn ask(&mut self, committed: Step, from: Step, total: Step) -> Option<(CacheDecision, bool)> {
         let schedule = self.schedule?;
         let newest = self.decided.keys().next_back().copied().unwrap_or_default();
         let from = from.max(newest);
-        let asked = |decided: &&Decided| decided.why == Why::Asked;
+        let asked = |decided: &&CacheDecision| decided.why == Cause::Asked;
         if let Some(pending) = self.decided.range(committed..).map(|(_, decided)| decided).find(asked) {
             return Some((*pending, false));
         }
@@ -236,13 +236,13 @@ impl CachePhaseTable {
             return Some((*planned, false));
         }
         let generation = CacheGeneration { number: self.newest + 1, since: at };
-        let decided = Decided { first: at, generation, why: Why::Asked };
+        let decided = CacheDecision { first: at, generation, why: Cause::Asked };
         self.insert(decided);
         Some((decided, true))
     }
 
     /// Takes over what was decided. Whatever was decided for later steps is void.
-    pub fn insert(&mut self, decided: Decided) {
+    pub fn insert(&mut self, decided: CacheDecision) {
         self.decided.split_off(&decided.first);
         self.decided.insert(decided.first, decided);
         self.newest = self.newest.max(decided.generation.number);
@@ -257,7 +257,7 @@ impl CachePhaseTable {
     }
 
     /// All that is decided, in order.
-    pub fn decided(&self) -> impl Iterator<Item = &Decided> {
+    pub fn decided(&self) -> impl Iterator<Item = &CacheDecision> {
         self.decided.values()
     }
 
@@ -270,7 +270,7 @@ impl CachePhaseTable {
     }
 
     /// The newest decision for steps before `step`.
-    pub fn before(&self, step: Step) -> Option<&Decided> {
+    pub fn before(&self, step: Step) -> Option<&CacheDecision> {
         self.decided.range(..step).next_back().map(|(_, decided)| decided)
     }
 

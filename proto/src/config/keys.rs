@@ -18,8 +18,8 @@ pub(super) fn number_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     probed::<T>().numbers
 }
 
-fn probed<T: for<'de> Deserialize<'de>>() -> Found {
-    let mut found = Found::default();
+fn probed<T: for<'de> Deserialize<'de>>() -> ProbedKeys {
+    let mut found = ProbedKeys::default();
     // Types whose values the probe cannot guess are listed as far as it got.
     let _ = T::deserialize(Probe { path: String::new(), found: &mut found });
     found
@@ -27,7 +27,7 @@ fn probed<T: for<'de> Deserialize<'de>>() -> Found {
 
 /// Keys that a probe has come by.
 #[derive(Default)]
-struct Found {
+struct ProbedKeys {
     keys: Vec<String>,
     numbers: Vec<String>,
 }
@@ -119,7 +119,7 @@ pub(super) fn join(section: &str, key: &str) -> String {
 /// structs.
 struct Probe<'f> {
     path: String,
-    found: &'f mut Found,
+    found: &'f mut ProbedKeys,
 }
 
 #[derive(Debug)]
@@ -172,8 +172,8 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         deserialize_unit visit_str "",
         deserialize_identifier visit_str "",
         deserialize_ignored_any visit_str "",
-        deserialize_seq visit_seq Nothing,
-        deserialize_map visit_map Nothing,
+        deserialize_seq visit_seq EmptyAccess,
+        deserialize_map visit_map EmptyAccess,
     }
 
     answer_number! {
@@ -250,9 +250,9 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
 }
 
 /// An empty list or map.
-struct Nothing;
+struct EmptyAccess;
 
-impl<'de> de::SeqAccess<'de> for Nothing {
+impl<'de> de::SeqAccess<'de> for EmptyAccess {
     type Error = ProbeError;
 
     fn next_element_seed<T: de::DeserializeSeed<'de>>(
@@ -263,7 +263,7 @@ impl<'de> de::SeqAccess<'de> for Nothing {
     }
 }
 
-impl<'de> de::MapAccess<'de> for Nothing {
+impl<'de> de::MapAccess<'de> for EmptyAccess {
     type Error = ProbeError;
 
     fn next_key_seed<K: de::DeserializeSeed<'de>>(&mut self, _: K) -> Result<Option<K::Value>, ProbeError> {
@@ -279,7 +279,7 @@ struct Fields<'f> {
     path: String,
     fields: std::slice::Iter<'static, &'static str>,
     current: &'static str,
-    found: &'f mut Found,
+    found: &'f mut ProbedKeys,
 }
 
 impl<'de> de::MapAccess<'de> for Fields<'_> {

@@ -141,9 +141,9 @@ pub fn highest_learning_rate(metrics: &[Metric]) -> Option<f64> {
 
 /// The metrics of several ranks on their way to one.
 #[derive(Clone, Debug, Default)]
-pub struct Merged(Vec<(Metric, u32)>);
+pub struct MergedMetrics(Vec<(Metric, u32)>);
 
-impl Merged {
+impl MergedMetrics {
     /// Adds what a rank reports of the step. Beyond [`MAX_METRICS`] names more are dropped.
     pub fn add(&mut self, reported: &[Metric]) {
         for (place, metric) in reported.iter().enumerate() {
@@ -197,7 +197,7 @@ mod tests {
                 metric("same", value, Merge::FromRankZero),
             ]
         };
-        let mut merged = Merged::default();
+        let mut merged = MergedMetrics::default();
         [2.0, 7.0, 3.0].into_iter().for_each(|value| merged.add(&rank(value)));
         let values: Vec<_> = merged.finish().into_iter().map(|metric| metric.value).collect();
         assert_eq!(values, [4.0, 12.0, 7.0, 2.0]);
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn ranks_need_not_report_the_same_metrics_in_the_same_order() {
         let (a, b) = (|value| metric("a", value, Merge::Mean), |value| metric("b", value, Merge::Mean));
-        let mut merged = Merged::default();
+        let mut merged = MergedMetrics::default();
         merged.add(&[a(1.0)]);
         merged.add(&[b(8.0), a(3.0)]);
         let told: Vec<_> = merged.finish().into_iter().map(|metric| (metric.name, metric.value)).collect();
@@ -218,7 +218,7 @@ mod tests {
         let rank = |from: usize| -> Vec<Metric> {
             (from..from + MAX_METRICS).map(|name| Metric::same(format!("m{name}"), 0.0)).collect()
         };
-        let mut merged = Merged::default();
+        let mut merged = MergedMetrics::default();
         merged.add(&rank(0));
         merged.add(&rank(MAX_METRICS / 2));
         assert_eq!(merged.finish().len(), MAX_METRICS);

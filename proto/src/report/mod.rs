@@ -17,8 +17,8 @@ mod step;
 mod wire;
 
 pub use self::{
-    metric::{Merge, Merged, Metric, highest_learning_rate, stage_times},
+    metric::{Merge, MergedMetrics, Metric, highest_learning_rate, stage_times},
     phase::{CheckpointState, PhaseMemory, StateSource, WorkerPhase},
-    step::{SkipCause, Skipped, StepReport, StepTimes, Totals},
+    step::{Skip, SkipCause, StepReport, StepTimes, Totals},
 };
 pub use crate::cache_plan::CacheUse;

@@ -38,12 +38,12 @@ pub struct StepReport {
     /// What the feature cache did for this rank.
     pub cache: CacheUse,
     /// Why the step was left out, if it was; its totals are 0 then.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
 }
 
 /// Why a step was left out. Weights, moments and the optimizer's count of steps are as before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
+pub struct Skip {
     /// The same on all ranks.
     pub cause: SkipCause,
     /// Samples that are to blame, by their index in the data set, as far as it is known: those of a
@@ -68,7 +68,7 @@ pub enum SkipCause {
     Spike,
 }
 
-impl Skipped {
+impl Skip {
     /// Adds what another rank says of the same step.
     pub fn merge(&mut self, other: &Self) {
         self.samples.extend(&other.samples);
@@ -78,7 +78,7 @@ impl Skipped {
     }
 }
 
-impl fmt::Display for Skipped {
+impl fmt::Display for Skip {
     /// `its loss is not finite in two attempts (samples 17, 23)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;

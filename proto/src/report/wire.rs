@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    CacheUse, CheckpointState, Merge, Metric, PhaseMemory, SkipCause, Skipped, StateSource, StepReport,
+    CacheUse, CheckpointState, Merge, Metric, PhaseMemory, Skip, SkipCause, StateSource, StepReport,
     StepTimes, WorkerPhase,
 };
 use crate::{ids::Bytes, limits::MAX_SKIPPED_SAMPLES, v1};
@@ -125,8 +125,8 @@ impl From<&StepReport> for v1::StepReport {
     }
 }
 
-impl From<&Skipped> for v1::SkippedStep {
-    fn from(Skipped { cause, samples }: &Skipped) -> Self {
+impl From<&Skip> for v1::SkippedStep {
+    fn from(Skip { cause, samples }: &Skip) -> Self {
         let cause = match cause {
             SkipCause::Loss => v1::SkipCause::Loss,
             SkipCause::Gradient => v1::SkipCause::Gradient,
@@ -139,7 +139,7 @@ impl From<&Skipped> for v1::SkippedStep {
 }
 
 /// None if it says no cause that this version knows.
-impl TryFrom<v1::SkippedStep> for Skipped {
+impl TryFrom<v1::SkippedStep> for Skip {
     type Error = i32;
 
     fn try_from(wire: v1::SkippedStep) -> Result<Self, i32> {

@@ -41,9 +41,9 @@ impl Serialize for EpisodeRange {
 
 impl<'de> Deserialize<'de> for EpisodeRange {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
+        struct EpisodeRangeVisitor;
 
-        impl de::Visitor<'_> for Written {
+        impl de::Visitor<'_> for EpisodeRangeVisitor {
             type Value = EpisodeRange;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for EpisodeRange {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(EpisodeRangeVisitor)
     }
 }
 
@@ -102,11 +102,11 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Deserialize)]
-    struct Held(#[serde(deserialize_with = "episode_numbers")] Vec<usize>);
+    struct EpisodeNumbers(#[serde(deserialize_with = "episode_numbers")] Vec<usize>);
 
     #[test]
     fn ranges_stand_for_their_episodes_and_too_many_are_refused() {
-        let held = |text: &str| serde_json::from_str::<Held>(text).map(|held| held.0);
+        let held = |text: &str| serde_json::from_str::<EpisodeNumbers>(text).map(|held| held.0);
         assert_eq!(held(r#"[7, "2-4", "9-9"]"#).unwrap(), [7, 2, 3, 4, 9]);
         for text in [r#"["0-999999999999"]"#, r#"["0-999999", 7]"#, r#"["4-2"]"#, "[-1]"] {
             assert!(held(text).is_err(), "{text}");

@@ -328,7 +328,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerGroup<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "expected a number, or a map from group to number")]
-        enum Written<T> {
+        enum ValueOrGroups<T> {
             All(T),
             Groups(BTreeMap<String, T>),
         }
@@ -336,9 +336,9 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerGroup<T> {
         if !deserializer.is_human_readable() {
             return T::deserialize(deserializer).map(Self::All);
         }
-        Written::deserialize(deserializer).map(|written| match written {
-            Written::All(value) => Self::All(value),
-            Written::Groups(values) => Self::Groups(values),
+        ValueOrGroups::deserialize(deserializer).map(|written| match written {
+            ValueOrGroups::All(value) => Self::All(value),
+            ValueOrGroups::Groups(values) => Self::Groups(values),
         })
     }
 }

@@ -41,7 +41,7 @@ use burn_cuda::CudaDevice;
 use coxswain_models::Shelves;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{
-    ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
+    ConvertJob, ForwardJob, GenerateJob, Losses, Reply, Responder, TaskError, TaskOn, Width,
 };
 use coxswain_worker::{
     collective::{RingListener, TransportError, TransportSource},
@@ -130,7 +130,7 @@ impl Accelerator for Nvidia {
         (self.tasks)().iter().find_map(|task| task.forward(job, &CudaDevice::new(gpu)))
     }
 
-    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError> {
         let task = self.named(&job.spec.task.kind)?;
         Ok(task.generate(job, &CudaDevice::new(gpu)).transpose()?)
     }

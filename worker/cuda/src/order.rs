@@ -56,13 +56,13 @@ fn recorded(event: &CudaEvent) -> Result<bool, DriverError> {
 
 /// A stream whose work stands in one order with everything else on its GPU. Its events are used again and
 /// again: what waits for one waits for what it stood behind when it began to.
-pub struct Between {
+pub struct OrderedStream {
     stream: Arc<CudaStream>,
     before: CudaEvent,
     after: CudaEvent,
 }
 
-impl Between {
+impl OrderedStream {
     /// On the context that is current.
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
         Ok(Self {

@@ -10,8 +10,8 @@ use burn::{
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_integration_tests::expert;
 use coxswain_nn::kernels::{
-    AdaNorm, Attending, AttentionMask, AttentionOps, JoinedHeads, LinearLayer, LinearOps, LowRank,
-    ModelBackend, Residual, RowOps,
+    AdaNorm, AttentionMask, AttentionOps, JoinedHeads, LinearLayer, LinearOps, LowRank, ModelBackend,
+    Residual, RopeMask, RowOps,
     flat::{Coefficients, FlatOn, Gradient, OnDevice, Part, Run},
 };
 use coxswain_proto::run_spec::Recompute;
@@ -170,8 +170,7 @@ fn operations<B: ModelBackend>(device: &B::Device) -> Vec<Outcome> {
         let what = format!("attention of joined heads, tables of {rows} rows");
         all.extend(pulled::<B, 1, 2, 4>(&what, device, [[6, 64]], |[qkv_no]| {
             let mask = AttentionMask::Causal([0..3, 1..3].into());
-            let attending =
-                Attending { tables_bsk: [table(3), table(4)], mask: &mask, scale: 0.35, to: None };
+            let attending = RopeMask { tables_bsk: [table(3), table(4)], mask: &mask, scale: 0.35, to: None };
             let joined = JoinedHeads { qkv_no, rows: [2, 3], heads: [4, 2, 2] };
             <Autodiff<B> as AttentionOps>::rope_attention_joined(joined, attending)
         }));

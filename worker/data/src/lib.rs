@@ -38,6 +38,6 @@ pub use coxswain_video::{ASSEMBLY as VIDEO_ASSEMBLY, Counts as Decoding};
 pub use error::DataError;
 pub use inspect::{FeatureReport, Report, Role, inspect};
 pub use lerobot::Fingerprint;
-pub use mixture::{Weighted, taken};
+pub use mixture::{WeightedDataset, taken};
 pub use normalize::{FarValue, NormMode, Normalizer};
 pub use order::{SampleOrder, TrainingSamples};

@@ -14,14 +14,14 @@ use crate::lerobot::Fingerprint;
 
 /// A data set of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weighted {
+pub struct WeightedDataset {
     /// Its training samples; at least one.
     pub samples: u64,
     /// Passes through it beside those through the others, above 0.
     pub rate: f64,
 }
 
-impl Weighted {
+impl WeightedDataset {
     /// A set whose every sample weighs as much.
     pub fn by_samples(samples: u64, weight: f64) -> Self {
         Self { samples, rate: weight }
@@ -34,9 +34,9 @@ impl Weighted {
 }
 
 /// Samples of each set in an epoch.
-pub fn taken(sets: &[Weighted]) -> Vec<u64> {
+pub fn taken(sets: &[WeightedDataset]) -> Vec<u64> {
     let highest = sets.iter().map(|set| set.rate).fold(0.0, f64::max);
-    let of = |set: &Weighted| {
+    let of = |set: &WeightedDataset| {
         let taken = (set.samples as f64 * (set.rate / highest)).round() as u64;
         taken.clamp(1, set.samples.max(1))
     };
@@ -60,22 +60,22 @@ mod tests {
 
     use super::*;
 
-    fn by(of: fn(u64, f64) -> Weighted, sets: &[(u64, f64)]) -> Vec<u64> {
+    fn by(of: fn(u64, f64) -> WeightedDataset, sets: &[(u64, f64)]) -> Vec<u64> {
         taken(&sets.iter().map(|(samples, weight)| of(*samples, *weight)).collect::<Vec<_>>())
     }
 
     #[test]
     fn equal_weights_take_everything_or_as_much_of_each_as_the_smallest_has() {
         let sets = [(100, 1.0), (7, 1.0), (40, 1.0)];
-        assert_eq!(by(Weighted::by_samples, &sets), [100, 7, 40]);
-        assert_eq!(by(Weighted::by_sets, &sets), [7, 7, 7]);
+        assert_eq!(by(WeightedDataset::by_samples, &sets), [100, 7, 40]);
+        assert_eq!(by(WeightedDataset::by_sets, &sets), [7, 7, 7]);
     }
 
     #[test]
     fn weights_are_beside_each_other() {
-        assert_eq!(by(Weighted::by_samples, &[(100, 1.0), (40, 2.0)]), [50, 40]);
-        assert_eq!(by(Weighted::by_sets, &[(100, 3.0), (40, 1.0)]), [100, 33]);
-        assert_eq!(by(Weighted::by_samples, &[(100, 1e-9), (40, 5.0)]), [1, 40]);
+        assert_eq!(by(WeightedDataset::by_samples, &[(100, 1.0), (40, 2.0)]), [50, 40]);
+        assert_eq!(by(WeightedDataset::by_sets, &[(100, 3.0), (40, 1.0)]), [100, 33]);
+        assert_eq!(by(WeightedDataset::by_samples, &[(100, 1e-9), (40, 5.0)]), [1, 40]);
     }
 
     proptest! {
@@ -83,7 +83,7 @@ mod tests {
         fn one_set_is_taken_whole_and_none_more_often_than_once(
             sets in prop::collection::vec((1u64..1_000_000, 1e-3..1e3f64), 1..9), by_sets: bool,
         ) {
-            let taken = by(if by_sets { Weighted::by_sets } else { Weighted::by_samples }, &sets);
+            let taken = by(if by_sets { WeightedDataset::by_sets } else { WeightedDataset::by_samples }, &sets);
             prop_assert!(taken.iter().zip(&sets).all(|(taken, (samples, _))| (1..=*samples).contains(taken)));
             prop_assert!(taken.iter().zip(&sets).any(|(taken, (samples, _))| taken == samples));
         }

@@ -45,7 +45,8 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         [] => return Err("the image has no bytes; restore the file".into()),
         _ if encoded.starts_with(LFS_POINTER) => {
             return Err(
-                "the image is a pointer of Git LFS; `git lfs pull` in its directory downloads the file".into()
+                "the image is a pointer of Git LFS; `git lfs pull` in its directory downloads the file"
+                    .into(),
             );
         }
         _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),

@@ -14,7 +14,7 @@ use super::{
     coverage::{self, Coverage},
     digest::NamespaceKey,
     directory::{entries, files_below},
-    error::{Damaged, StoreError},
+    error::{DamagedRecord, StoreError},
     namespace::shard_names,
     namespace_file::{self, NamespaceDescription},
     shard::Shard,
@@ -53,20 +53,20 @@ pub struct NamespaceReport {
 
 /// What reading everything has shown.
 #[derive(Clone, Debug, Default)]
-pub struct Verified {
+pub struct VerifyReport {
     /// Records read and found sound.
     pub records: u64,
     /// Bytes read.
     pub bytes: u64,
     /// Records and shards that are not what was written.
-    pub damaged: Vec<Damaged>,
+    pub damaged: Vec<DamagedRecord>,
     /// Files that cannot be used for another reason: newer, foreign, unreadable.
     pub unusable: Vec<String>,
 }
 
 /// What was removed, or would be.
 #[derive(Clone, Debug, Default)]
-pub struct Collected {
+pub struct Garbage {
     /// Shards of writers that died.
     pub unfinished: Vec<PathBuf>,
     /// Shards that cannot be used.
@@ -102,8 +102,8 @@ impl Store {
     }
 
     /// Reads every record of every shard.
-    pub fn verify(&self) -> Result<Verified, StoreError> {
-        let mut verified = Verified::default();
+    pub fn verify(&self) -> Result<VerifyReport, StoreError> {
+        let mut verified = VerifyReport::default();
         for dir in self.directory.namespace_dirs()? {
             match namespace_file::read(&dir) {
                 Ok(Some((key, description))) => {
@@ -122,10 +122,10 @@ impl Store {
     /// Removes what is of no use: shards of dead writers, shards that are damaged as a whole, and, with a
     /// budget, namespaces beyond it that no living process has open. With `dry_run` it only says what it
     /// would remove.
-    pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Collected, StoreError> {
-        let mut collected = Collected::default();
+    pub fn gc(&self, budget: Option<u64>, dry_run: bool) -> Result<Garbage, StoreError> {
+        let mut collected = Garbage::default();
         self.collect_undescribed(dry_run, &mut collected)?;
-        let mut remove = |path: &Path, list: fn(&mut Collected) -> &mut Vec<PathBuf>| {
+        let mut remove = |path: &Path, list: fn(&mut Garbage) -> &mut Vec<PathBuf>| {
             let metadata = fs::metadata(path);
             let is_dir = metadata.as_ref().is_ok_and(fs::Metadata::is_dir);
             collected.bytes += if is_dir { files_below(path) } else { metadata.map_or(0, |m| m.len()) };
@@ -181,7 +181,7 @@ impl Store {
 
     /// Namespaces whose maker died before describing them. One that is about to be described is in use,
     /// and stays: it is looked at and taken away under its lock.
-    fn collect_undescribed(&self, dry_run: bool, collected: &mut Collected) -> Result<(), StoreError> {
+    fn collect_undescribed(&self, dry_run: bool, collected: &mut Garbage) -> Result<(), StoreError> {
         for dir in self.directory.namespace_dirs()? {
             if !matches!(namespace_file::read(&dir), Ok(None)) {
                 continue;
@@ -200,7 +200,7 @@ impl Store {
     }
 }
 
-impl Verified {
+impl VerifyReport {
     /// Whether everything is as it was written.
     pub fn is_sound(&self) -> bool {
         self.damaged.is_empty() && self.unusable.is_empty()

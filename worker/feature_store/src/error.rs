@@ -66,13 +66,13 @@ pub enum StoreError {
     },
     /// Bytes have changed since they were written.
     #[error(transparent)]
-    Damaged(#[from] Damaged),
+    Damaged(#[from] DamagedRecord),
 }
 
 /// A shard or a record whose bytes are not those that were written. Counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {}{detail}; computed again when needed", path.display(), record.map(|r| format!("record {r}: ")).unwrap_or_default())]
-pub struct Damaged {
+pub struct DamagedRecord {
     /// The shard.
     pub path: PathBuf,
     /// Which record of it; none if the shard as a whole cannot be used.
@@ -124,7 +124,7 @@ impl StoreError {
     }
 }
 
-impl Damaged {
+impl DamagedRecord {
     pub(super) fn shard(path: &Path, detail: impl Into<String>) -> Self {
         Self { path: path.to_path_buf(), record: None, detail: detail.into() }
     }

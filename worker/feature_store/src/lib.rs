@@ -50,15 +50,15 @@ mod usage;
 mod writer;
 
 pub use adapter::{AdapterTensor, adapter_digest};
-pub use care::{Collected, NamespaceReport, Verified};
+pub use care::{Garbage, NamespaceReport, VerifyReport};
 pub use codec::round_trip;
 pub use coverage::Coverage;
 pub use digest::{Digest, NamespaceKey, SampleKey};
-pub use error::{Damaged, StoreError};
+pub use error::{DamagedRecord, StoreError};
 pub use memo::Memo;
 pub use namespace::{Namespace, RecordRef, index_bytes};
 pub use namespace_file::{Ingredients, NamespaceDescription};
-pub use repair::Repaired;
+pub use repair::Repair;
 pub use shard::SHARD_BYTES;
 pub use stamp::Stamp;
 pub use store::Store;

@@ -21,7 +21,7 @@ use super::{
     clock,
     digest::{NamespaceKey, SampleKey},
     directory::Directory,
-    error::{Damaged, StoreError},
+    error::{DamagedRecord, StoreError},
     namespace_file::NamespaceDescription,
     shard::{self, Counts, Shard},
     usage::InUse,
@@ -35,10 +35,10 @@ const DAMAGES_KEPT: usize = 64;
 /// Records of one kind, open for reading and writing. Cheap to clone; in use until the last clone, record and
 /// writer are gone.
 #[derive(Clone)]
-pub struct Namespace(pub(super) Arc<Shared>);
+pub struct Namespace(pub(super) Arc<NamespaceState>);
 
 /// What clones of a namespace share.
-pub(super) struct Shared {
+pub(super) struct NamespaceState {
     pub dir: PathBuf,
     pub key: NamespaceKey,
     pub description: NamespaceDescription,
@@ -61,7 +61,7 @@ struct Index {
     unread: HashSet<OsString>,
     /// Records found damaged.
     bad: HashSet<Place>,
-    damages: Vec<Damaged>,
+    damages: Vec<DamagedRecord>,
     damaged: u64,
     /// The directory's time when it was last read; none if that may not be relied on.
     read_at: Option<SystemTime>,
@@ -69,7 +69,7 @@ struct Index {
 
 /// A record that is there. Its ids and shapes have been verified; its values are when they are read.
 pub struct RecordRef {
-    namespace: Arc<Shared>,
+    namespace: Arc<NamespaceState>,
     shard: Arc<Shard>,
     place: Place,
     key: SampleKey,
@@ -86,7 +86,8 @@ impl Namespace {
         in_use: InUse,
     ) -> Result<Self, StoreError> {
         let (key, index) = (description.key(), RwLock::default());
-        let namespace = Self(Arc::new(Shared { dir, key, description, store, index, _in_use: in_use }));
+        let namespace =
+            Self(Arc::new(NamespaceState { dir, key, description, store, index, _in_use: in_use }));
         namespace.refresh()?;
         Ok(namespace)
     }
@@ -154,7 +155,7 @@ impl Namespace {
     }
 
     /// Damages met so far: how many, and the first of them.
-    pub fn damaged(&self) -> (u64, Vec<Damaged>) {
+    pub fn damaged(&self) -> (u64, Vec<DamagedRecord>) {
         let index = self.0.read();
         (index.damaged, index.damages.clone())
     }
@@ -176,7 +177,7 @@ pub fn index_bytes(records: u64) -> u64 {
     }
 }
 
-impl Shared {
+impl NamespaceState {
     /// Whether a record of this sample is known.
     pub fn holds(&self, key: &SampleKey) -> bool {
         self.read().places.contains_key(key)
@@ -228,7 +229,7 @@ impl Shared {
     }
 
     /// Takes a damaged record out of the index, in favour of another copy if there is one.
-    fn forget(&self, key: &SampleKey, place: Place, damage: &Damaged) {
+    fn forget(&self, key: &SampleKey, place: Place, damage: &DamagedRecord) {
         let mut index = self.write();
         if !index.bad.insert(place) {
             return;
@@ -299,7 +300,7 @@ impl Index {
         self.shards.push(Arc::new(shard));
     }
 
-    fn note(&mut self, damage: &Damaged) {
+    fn note(&mut self, damage: &DamagedRecord) {
         self.damaged += 1;
         if self.damages.len() < DAMAGES_KEPT {
             self.damages.push(damage.clone());
@@ -341,7 +342,7 @@ impl RecordRef {
     ///
     /// # Panics
     /// If `out` has not `tokens * width` elements.
-    pub fn read_f32(&self, out: &mut [f32]) -> Result<(), Damaged> {
+    pub fn read_f32(&self, out: &mut [f32]) -> Result<(), DamagedRecord> {
         assert_eq!(out.len(), self.tokens() * self.width(), "`out` must have tokens * width elements");
         self.shard.read(self.place.1 as usize, out).inspect_err(|damage| {
             self.namespace.forget(&self.key, self.place, damage);

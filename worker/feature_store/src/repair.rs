@@ -18,7 +18,7 @@ use std::{
 use super::{
     coverage,
     digest::SampleKey,
-    error::{Damaged, StoreError},
+    error::{DamagedRecord, StoreError},
     namespace::shard_names,
     namespace_file::{self, NamespaceDescription},
     shard::{self, Entry, Shard},
@@ -31,7 +31,7 @@ const BUFFER: usize = 1 << 20;
 
 /// One shard, after a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Repaired {
+pub struct Repair {
     /// The shard. It is gone if it had no intact records.
     pub path: PathBuf,
     /// Records that it has now.
@@ -41,7 +41,7 @@ pub struct Repaired {
 impl Store {
     /// Writes shards again without what [`verify`](Self::verify) found `damaged` in them, and removes those
     /// in which nothing is sound. Safe beside runs that use the store.
-    pub fn repair(&self, damaged: &[Damaged]) -> Result<Vec<Repaired>, StoreError> {
+    pub fn repair(&self, damaged: &[DamagedRecord]) -> Result<Vec<Repair>, StoreError> {
         let mut paths: Vec<&PathBuf> = damaged.iter().map(|damage| &damage.path).collect();
         paths.dedup();
         let mut repaired = Vec::new();
@@ -54,7 +54,7 @@ impl Store {
 }
 
 /// Repairs shards of one namespace, and takes what they lose off the notes about it.
-fn repair_namespace(dir: &Path, shards: &[&PathBuf], repaired: &mut Vec<Repaired>) -> Result<(), StoreError> {
+fn repair_namespace(dir: &Path, shards: &[&PathBuf], repaired: &mut Vec<Repair>) -> Result<(), StoreError> {
     let Some((key, description)) = namespace_file::read(dir)? else {
         if !dir.exists() {
             // Evicted meanwhile.
@@ -90,7 +90,7 @@ fn repair_namespace(dir: &Path, shards: &[&PathBuf], repaired: &mut Vec<Repaired
             fs::remove_file(path).map_err(StoreError::io("remove", path))?;
             usage::sync_dir(dir)?;
         }
-        repaired.push(Repaired { path: path.to_path_buf(), kept });
+        repaired.push(Repair { path: path.to_path_buf(), kept });
     }
     let after = samples()?;
     // Of another shard, or one that a run has added meanwhile, is as good.

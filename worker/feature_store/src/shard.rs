@@ -26,7 +26,7 @@ use memmap2::Mmap;
 use super::{
     codec,
     digest::{Digest, NamespaceKey, SampleKey},
-    error::{Damaged, StoreError},
+    error::{DamagedRecord, StoreError},
     map,
 };
 
@@ -203,7 +203,7 @@ impl Shard {
     ) -> Result<Self, StoreError> {
         let map = map::map(path).map_err(StoreError::io("open", path))?;
         let bytes: &[u8] = &map;
-        let damaged = |detail: String| StoreError::Damaged(Damaged::shard(path, detail));
+        let damaged = |detail: String| StoreError::Damaged(DamagedRecord::shard(path, detail));
         if bytes.len() < HEADER + FOOTER {
             return Err(damaged(format!("{} bytes, a shard has at least {}", bytes.len(), HEADER + FOOTER)));
         }
@@ -290,7 +290,7 @@ impl Shard {
     }
 
     /// Bytes of ids and shapes, after comparing their checksum; begins to bring the whole record into memory.
-    pub fn lead(&self, record: usize) -> Result<(Entry, &[u8]), Damaged> {
+    pub fn lead(&self, record: usize) -> Result<(Entry, &[u8]), DamagedRecord> {
         let entry = self.entry(record);
         let span = entry.counts.span(self.dtype, self.width);
         let bytes = self.slice(record, entry.offset, span)?;
@@ -305,7 +305,7 @@ impl Shard {
 
     /// Decodes the values of `record` into `out`, which has `tokens * width` elements, after comparing their
     /// checksum.
-    pub fn read(&self, record: usize, out: &mut [f32]) -> Result<(), Damaged> {
+    pub fn read(&self, record: usize, out: &mut [f32]) -> Result<(), DamagedRecord> {
         let bytes = self.values(record)?;
         codec::decode(self.dtype, self.width, bytes, out);
         Ok(())
@@ -313,7 +313,7 @@ impl Shard {
 
     /// A record's line of the index and all its bytes, padding included, after comparing both of its
     /// checksums.
-    pub fn sound(&self, record: usize) -> Result<(Entry, &[u8]), Damaged> {
+    pub fn sound(&self, record: usize) -> Result<(Entry, &[u8]), DamagedRecord> {
         let (entry, _) = self.lead(record)?;
         self.values(record)?;
         let bytes = self.slice(record, entry.offset, entry.counts.span(self.dtype, self.width))?;
@@ -321,7 +321,7 @@ impl Shard {
     }
 
     /// The coded values of `record`, after comparing their checksum.
-    pub fn values(&self, record: usize) -> Result<&[u8], Damaged> {
+    pub fn values(&self, record: usize) -> Result<&[u8], DamagedRecord> {
         let entry = self.entry(record);
         let at = entry.offset.saturating_add(entry.counts.values_at() as u64);
         let len = codec::encoded_len(self.dtype, entry.counts.tokens as usize, self.width);
@@ -333,17 +333,17 @@ impl Shard {
         }
     }
 
-    fn slice(&self, record: usize, at: u64, len: usize) -> Result<&[u8], Damaged> {
+    fn slice(&self, record: usize, at: u64, len: usize) -> Result<&[u8], DamagedRecord> {
         let end = at.checked_add(len as u64).filter(|end| *end <= self.index_at as u64);
         end.map(|end| &self.map[at as usize..end as usize]).ok_or_else(|| {
             let detail = format!("{len} bytes at {at} do not lie before the index at {}", self.index_at);
-            Damaged::record(&self.path, record, detail)
+            DamagedRecord::record(&self.path, record, detail)
         })
     }
 
-    fn mismatch(&self, record: usize, what: &str, found: &[u8], expected: &[u8]) -> Damaged {
+    fn mismatch(&self, record: usize, what: &str, found: &[u8], expected: &[u8]) -> DamagedRecord {
         let detail = format!("{what}: checksum {}, expected {}", hex(found), hex(expected));
-        Damaged::record(&self.path, record, detail)
+        DamagedRecord::record(&self.path, record, detail)
     }
 }
 

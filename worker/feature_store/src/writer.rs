@@ -20,7 +20,7 @@ use super::{
     codec,
     digest::SampleKey,
     error::StoreError,
-    namespace::{Namespace, Shared},
+    namespace::{Namespace, NamespaceState},
     namespace_file,
     shard::{self, Counts, Entry, HEADER, Rounding, SHARD_BYTES},
     usage,
@@ -44,7 +44,7 @@ pub struct Record<'a> {
 
 /// A shard being written.
 pub struct ShardWriter {
-    namespace: Arc<Shared>,
+    namespace: Arc<NamespaceState>,
     open: PathBuf,
     target: PathBuf,
     /// Its lock, held until the end, says that the writer lives.
@@ -72,7 +72,7 @@ impl Namespace {
 }
 
 impl ShardWriter {
-    fn create(namespace: Arc<Shared>, allowance: u64) -> Result<Self, StoreError> {
+    fn create(namespace: Arc<NamespaceState>, allowance: u64) -> Result<Self, StoreError> {
         let unique = usage::unique();
         let open = namespace.dir.join(format!("open-{unique}.tmp"));
         let target = namespace.dir.join(format!("part-{unique}.vlc"));

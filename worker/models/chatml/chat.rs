@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// A chat's text with one placeholder for each image.
-struct Rendered {
+struct RenderedChat {
     text: String,
     /// The bytes of its answers in it.
     answers: Vec<Range<usize>>,
@@ -46,7 +46,7 @@ impl ChatMlChats {
     fn encode_rendered(
         &self,
         chat: &[Message],
-        rendered: &Rendered,
+        rendered: &RenderedChat,
         grids: &[ImageShape],
     ) -> Result<EncodedChat, String> {
         let encoding = self.0.encode(rendered.text.clone())?;
@@ -68,7 +68,7 @@ impl ChatMlChats {
         Ok(encoded)
     }
 
-    fn render(&self, chat: &[Message]) -> Rendered {
+    fn render(&self, chat: &[Message]) -> RenderedChat {
         let mut answers = Vec::new();
         let mut text = match chat.first() {
             Some(Message { role: Role::System, .. }) | None => String::new(),
@@ -95,7 +95,7 @@ impl ChatMlChats {
             text.push('\n');
             rest = &rest[1..];
         }
-        Rendered { text, answers }
+        RenderedChat { text, answers }
     }
 }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use coxswain_nn::kernels::Tape;
 
 use super::{model::JointModel, outline::JointOutline};
-use crate::pretrained::{error::ModelError, family::Named, loader::Loader};
+use crate::pretrained::{error::ModelError, family::ModelTypes, loader::Loader};
 
 /// Where a model lies in a policy's file: what its names begin with, and how many of its decoder layers are
 /// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Within<'w> {
+pub struct FileLocation<'w> {
     /// Before the names that Transformers gives its tensors, dot included.
     pub prefix: &'w str,
     /// The first so many; all if none.
@@ -18,9 +18,9 @@ pub struct Within<'w> {
 }
 
 /// A family of models that lend their layers, as far as no device is needed.
-pub trait JointFamily: Named {
+pub trait JointFamily: ModelTypes {
     /// What `config.json` of the model's own directory says, of a model that lies within a policy's file.
-    fn outline(&self, dir: &Path, within: Within<'_>) -> Result<JointOutline, ModelError>;
+    fn outline(&self, dir: &Path, within: FileLocation<'_>) -> Result<JointOutline, ModelError>;
 }
 
 /// The family on one kind of device.
@@ -30,7 +30,7 @@ pub trait JointFamilyOn<B: Tape<Base = B>>: JointFamily {
     fn load(
         &self,
         dir: &Path,
-        within: Within<'_>,
+        within: FileLocation<'_>,
         loader: &mut Loader<'_, B>,
     ) -> Result<Box<dyn JointModel<B>>, ModelError>;
 }

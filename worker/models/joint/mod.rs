@@ -19,7 +19,7 @@ pub mod outline;
 pub mod stream;
 
 pub use self::{
-    family::{JointFamily, JointFamilyOn, Within},
+    family::{FileLocation, JointFamily, JointFamilyOn},
     model::JointModel,
     outline::JointOutline,
     stream::{LayerSource, StreamLayer, StreamShape},

@@ -63,14 +63,14 @@ impl Adapters {
 }
 
 /// What of the pretrained model trains in a run, and what it starts from.
-pub struct Tuned {
+pub struct TunedModules {
     /// Adapters, if there are any.
     pub adapters: Option<Adapters>,
     /// Modules that train in full.
     pub full: TrainedModules,
 }
 
-impl Tuned {
+impl TunedModules {
     /// From the section `lora`, if there is one, and the patterns of `model.train`.
     pub fn resolve(
         lora: Option<&Lora>,

@@ -60,7 +60,7 @@ struct Shard {
 
 /// Where a tensor lies, once its name, shape and type have been checked.
 #[derive(Clone, Debug)]
-pub struct Located {
+pub struct TensorLocation {
     shard: usize,
     /// The file's spelling.
     name: String,
@@ -255,7 +255,7 @@ impl Checkpoint {
     }
 
     /// Where the tensor lies, if it is there in this shape and in a type that can be read.
-    pub fn locate(&self, name: &str, expected: &[usize]) -> Result<Located, ModelError> {
+    pub fn locate(&self, name: &str, expected: &[usize]) -> Result<TensorLocation, ModelError> {
         let (number, spelling) = self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
             path: self.dir.clone(),
             tensor: name.into(),
@@ -286,7 +286,7 @@ impl Checkpoint {
     /// else it is a copy in any case.
     pub fn fetch(
         &self,
-        at: &Located,
+        at: &TensorLocation,
         dtype: WeightsDtype,
         share: bool,
     ) -> Result<TensorData, UnreadableWeights> {
@@ -306,7 +306,7 @@ impl Checkpoint {
     /// Elements of a tensor that was located, as [`Checkpoint::fetch`] gives them, into `to`.
     pub fn fetch_part(
         &self,
-        at: &Located,
+        at: &TensorLocation,
         dtype: WeightsDtype,
         elements: Range<usize>,
         to: &mut [u8],
@@ -325,16 +325,16 @@ impl Checkpoint {
     }
 
     /// The error of a tensor that was located and cannot be read.
-    pub fn unreadable(&self, at: &Located, problem: &str) -> UnreadableWeights {
+    pub fn unreadable(&self, at: &TensorLocation, problem: &str) -> UnreadableWeights {
         let path = self.shards[at.shard].path.clone();
         UnreadableWeights { path, tensor: at.name.clone(), problem: problem.into() }
     }
 
-    fn at(&self, number: usize, spelling: &str) -> Option<Located> {
+    fn at(&self, number: usize, spelling: &str) -> Option<TensorLocation> {
         let shard = &self.shards[number];
         let info = shard.header.info(spelling)?;
         let (start, end) = info.data_offsets;
-        Some(Located {
+        Some(TensorLocation {
             shard: number,
             name: spelling.to_owned(),
             shape: info.shape.clone(),
@@ -344,7 +344,7 @@ impl Checkpoint {
     }
 }
 
-impl Located {
+impl TensorLocation {
     /// Bytes that it takes beside the mapped file when it is kept as `dtype`: 0 where it is used as it lies
     /// there.
     pub fn copied_bytes(&self, dtype: WeightsDtype) -> u64 {

@@ -5,7 +5,7 @@ use std::{fmt, path::Path};
 use super::{config_file::model_type, error::ModelError};
 
 /// What is found by the name of its models.
-pub trait Named: Send + Sync {
+pub trait ModelTypes: Send + Sync {
     /// Values of `model_type` in the `config.json` of its models.
     fn model_types(&self) -> &'static [&'static str];
 }
@@ -21,13 +21,13 @@ impl<F: ?Sized> Clone for Families<F> {
 
 impl<F: ?Sized> Copy for Families<F> {}
 
-impl<F: Named + ?Sized> fmt::Debug for Families<F> {
+impl<F: ModelTypes + ?Sized> fmt::Debug for Families<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.model_types()).finish()
     }
 }
 
-impl<F: Named + ?Sized> Families<F> {
+impl<F: ModelTypes + ?Sized> Families<F> {
     /// The family of the model in `dir`; an error that names those there are, if it is of another.
     pub fn of(self, dir: &Path) -> Result<&'static F, ModelError> {
         let (path, found) = model_type(dir)?;

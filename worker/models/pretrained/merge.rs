@@ -33,7 +33,7 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// What was trained of a model, with its values.
 #[derive(Clone, Copy)]
-pub struct Trained<'a> {
+pub struct TrainedModel<'a> {
     /// What names mean in the model's family.
     pub rules: Rules,
     /// The tensor that is the LM head's weight as well, if there is such a one.
@@ -51,7 +51,7 @@ const HEAD: &str = "lm_head.weight";
 
 /// Writes the model of `dir` with what was trained merged to `out`, whole or not at all. `out` must not
 /// exist.
-pub fn write_merged(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
+pub fn write_merged(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
     let failed = |path: &Path, remedy: &'static str| {
         let path = path.to_owned();
         move |source: io::Error| ModelError::Io { path, source, remedy }
@@ -76,7 +76,7 @@ pub fn write_merged(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), 
     written
 }
 
-fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
+fn write_files(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
     let head = trained.plan.is_some_and(|plan| plan.adapter("lm_head").is_some());
     if head && trained.tied.is_some() {
         let problem = "matches `lm_head`, which in this model is the embedding table (tie_word_embeddings): merged, the adapter would change what tokens mean; take the PEFT directory instead";
@@ -104,7 +104,7 @@ fn write_files(dir: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Model
     Ok(())
 }
 
-fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), ModelError> {
+fn write_shard(shard: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
     let io = |path: &Path, remedy| {
         let path: PathBuf = path.into();
         move |source| ModelError::Io { path, source, remedy }
@@ -121,7 +121,7 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
         let canonical = (trained.rules.canonical)(&name);
         let tensor = trained.tied.filter(|_| canonical == HEAD).unwrap_or(&canonical);
         let update = update_of(tensor, trained);
-        (name, Written { stored, update })
+        (name, MergedTensor { stored, update })
     });
     safetensors::serialize_to_file(tensors, header.metadata().clone(), out).map_err(|error| match error {
         safetensors::SafeTensorError::IoError(source) => io(out, "make room on the disk")(source),
@@ -133,8 +133,8 @@ fn write_shard(shard: &Path, out: &Path, trained: Trained<'_>) -> Result<(), Mod
 
 /// What was trained of the tensor of this canonical name: itself, or the adapter of the linear whose weight
 /// it is.
-fn update_of<'a>(tensor: &str, trained: Trained<'a>) -> Option<Update<'a>> {
-    let Trained { plan, layout, values, .. } = trained;
+fn update_of<'a>(tensor: &str, trained: TrainedModel<'a>) -> Option<Update<'a>> {
+    let TrainedModel { plan, layout, values, .. } = trained;
     if let Some(id) = layout.find(tensor) {
         return Some(Update::Whole(&values[layout.get(id).range()]));
     }
@@ -159,12 +159,12 @@ enum Update<'a> {
 }
 
 /// A tensor as it is written.
-struct Written<'a> {
+struct MergedTensor<'a> {
     stored: TensorView<'a>,
     update: Option<Update<'a>>,
 }
 
-impl View for Written<'_> {
+impl View for MergedTensor<'_> {
     fn dtype(&self) -> Dtype {
         self.stored.dtype()
     }

@@ -32,7 +32,7 @@ const CONVERT_CHUNK: usize = 1 << 16;
 const PIECE: usize = 256 << 10;
 
 /// Stored elements, little-endian.
-pub trait Stored {
+pub trait StoredElements {
     /// Why they cannot be read.
     type Fault;
 
@@ -46,7 +46,7 @@ pub trait Stored {
 /// Elements in a mapped file.
 pub struct InMap<'a>(pub &'a [u8]);
 
-impl Stored for InMap<'_> {
+impl StoredElements for InMap<'_> {
     type Fault = Infallible;
 
     fn convert<const N: usize, T: Copy + Default + Send>(
@@ -75,7 +75,7 @@ pub struct InFile<'a> {
     pub len: usize,
 }
 
-impl Stored for InFile<'_> {
+impl StoredElements for InFile<'_> {
     type Fault = io::Error;
 
     fn convert<const N: usize, T: Copy + Default + Send>(
@@ -94,7 +94,7 @@ impl Stored for InFile<'_> {
 }
 
 /// Elements of type `source` in float32.
-pub fn widened<S: Stored>(stored: &S, source: Dtype) -> Result<Vec<f32>, S::Fault> {
+pub fn widened<S: StoredElements>(stored: &S, source: Dtype) -> Result<Vec<f32>, S::Fault> {
     match source {
         Dtype::F32 => stored.convert(f32::from_le_bytes),
         Dtype::BF16 => stored.convert(|le| bf16::from_le_bytes(le).to_f32()),
@@ -103,7 +103,11 @@ pub fn widened<S: Stored>(stored: &S, source: Dtype) -> Result<Vec<f32>, S::Faul
 }
 
 /// Elements of type `source` as `wanted`, rounded to nearest even; what is beyond float16 becomes infinite.
-pub fn converted<S: Stored>(stored: &S, source: Dtype, wanted: WeightsDtype) -> Result<Bytes, S::Fault> {
+pub fn converted<S: StoredElements>(
+    stored: &S,
+    source: Dtype,
+    wanted: WeightsDtype,
+) -> Result<Bytes, S::Fault> {
     Ok(match (wanted, source) {
         (WeightsDtype::Float32, _) => Bytes::from_elems(widened(stored, source)?),
         (WeightsDtype::Bfloat16, Dtype::F32) => {

@@ -70,7 +70,7 @@ pub struct SyntheticCheckpoint<'a> {
 
 /// What was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct SyntheticSummary {
     /// Tensors.
     pub tensors: usize,
     /// Elements in all.
@@ -103,7 +103,7 @@ impl DrawnTensor {
 impl SyntheticCheckpoint<'_> {
     /// Makes it, of these modules. `token_ids` has the keys of `config.json` that name tokens, and those
     /// tokens.
-    pub fn write(&self, modules: &[Module], token_ids: TokenIds<'_>) -> Result<Made, ModelError> {
+    pub fn write(&self, modules: &[Module], token_ids: TokenIds<'_>) -> Result<SyntheticSummary, ModelError> {
         if self.out.exists() {
             return Err(io(
                 self.out,
@@ -134,7 +134,7 @@ impl SyntheticCheckpoint<'_> {
         modules: &[Module],
         token_ids: TokenIds<'_>,
         json: &mut Value,
-    ) -> Result<Made, ModelError> {
+    ) -> Result<SyntheticSummary, ModelError> {
         let writable = |source| io(dir, source, "name a directory that can be written");
         fs::create_dir_all(dir).map_err(writable)?;
         let tokenizer = self.tokenizer.unwrap_or(self.like);
@@ -164,7 +164,7 @@ impl SyntheticCheckpoint<'_> {
         self.write_shards(dir, &entries)
     }
 
-    fn write_shards(&self, dir: &Path, entries: &[DrawnTensor]) -> Result<Made, ModelError> {
+    fn write_shards(&self, dir: &Path, entries: &[DrawnTensor]) -> Result<SyntheticSummary, ModelError> {
         let width = self.width();
         let shards = shards(entries, width);
         let count = shards.len();
@@ -172,7 +172,7 @@ impl SyntheticCheckpoint<'_> {
             1 => "model.safetensors".to_owned(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
-        let mut made = Made { tensors: entries.len(), parameters: 0, bytes: 0, shards: count };
+        let mut made = SyntheticSummary { tensors: entries.len(), parameters: 0, bytes: 0, shards: count };
         let mut map = BTreeMap::new();
         for (number, range) in shards.into_iter().enumerate() {
             let path = dir.join(file_of(number));

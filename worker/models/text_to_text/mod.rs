@@ -15,7 +15,7 @@ use coxswain_nn::{
 
 use crate::pretrained::{
     error::ModelError,
-    family::Named,
+    family::ModelTypes,
     frozen::FrozenTensor,
     job::{ForwardJob, Lap},
     prompts::DropoutKeys,
@@ -24,7 +24,7 @@ use crate::pretrained::{
 };
 
 /// A family of models, as far as no device is needed. Directories are Hugging Face's.
-pub trait TextFamily: Named {
+pub trait TextFamily: ModelTypes {
     /// What `config.json` of a model says, and its weights' headers where there are any.
     fn outline(&self, dir: &Path) -> Result<TextModelOutline, ModelError>;
 

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     pretrained::prompts::{Prompts, Rows},
-    vision_language::{Decoder, Tap, model::Broken},
+    vision_language::{Decoder, Tap, model::PassError},
 };
 use coxswain_nn::{
     kernels::{AttentionMask, Tape},
@@ -53,7 +53,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersDecoder<'a, B, V> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<(Self, Tensor<B, 2>), Broken> {
+    ) -> Result<(Self, Tensor<B, 2>), PassError> {
         let context = PassContext::new(model, prompts, None)?;
         let vl = TowersPass { model, context: &context, trainables, retention, dropout: None };
         let AtTap { values, streams_md } = vl.features(prompts, Entry::Pixels, Tap::Layer(0))?;
@@ -84,7 +84,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersDecoder<'a, B, V> {
         x_nd: Tensor<B, 2>,
         context: &TextContext<B>,
         mut images: Option<(&ImageRows, Streams<B>)>,
-    ) -> Result<Tensor<B, 2>, Broken> {
+    ) -> Result<Tensor<B, 2>, PassError> {
         let Self { model, trainables, retention, kept, .. } = self;
         let scope = || ParamScope::<B>::frozen(trainables).holding(retention.activations);
         let layers = &model.text.layers;
@@ -105,7 +105,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersDecoder<'a, B, V> {
 }
 
 impl<B: Tape<Base = B>, V: VisionTower<B>> Decoder<B> for TowersDecoder<'_, B, V> {
-    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, Broken> {
+    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, PassError> {
         let position_ids: Vec<u32> = self.next.repeat(3);
         self.next.iter_mut().for_each(|position| *position += 1);
         self.valid.iter_mut().for_each(|row| row.end += 1);

@@ -10,10 +10,10 @@ use crate::{
     chatml::{ChatMlChats, ChatMlForm, ChatMlPrompts, ModelFacts, TOKEN_IDS},
     pretrained::{
         error::ModelError,
-        family::Named,
+        family::ModelTypes,
         job::ForwardJob,
         pictures::{ImageProcessor, PatchShape, PixelBounds, SmartResize},
-        synthetic::{Made, SyntheticCheckpoint},
+        synthetic::{SyntheticCheckpoint, SyntheticSummary},
         trains::Trains,
     },
     vision_language::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// What such a family says; the rest follows.
-pub trait TowersFamily: Named {
+pub trait TowersFamily: ModelTypes {
     /// Its `config.json`.
     type Config: TowersConfig;
 
@@ -58,7 +58,7 @@ impl<F: TowersFamily> VlFamily for F {
         Ok(Box::new(ChatMlChats::open(dir, ModelFacts::read(dir, F::FORM)?)?))
     }
 
-    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<Made, ModelError> {
+    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<SyntheticSummary, ModelError> {
         job.write(&F::Config::read(job.like)?.modules(), TOKEN_IDS)
     }
 }

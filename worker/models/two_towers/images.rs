@@ -11,7 +11,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     pretrained::{prompts::Prompts, stack::InStack},
-    vision_language::model::Broken,
+    vision_language::model::PassError,
 };
 
 /// What images become.
@@ -51,7 +51,7 @@ pub struct ImagePass<'a, B: Tape<Base = B>, V: VisionTower<B>> {
 /// What a forward pass kept of a tower of which something trains.
 pub struct ImageTrace<'a, B: Tape<Base = B>> {
     /// None where the patch embedding does not train.
-    embed: Option<Recorded<'a, B>>,
+    embed: Option<RecordedSegment<'a, B>>,
     /// Of each merger, in order; the last is the tower's own.
     parts: Vec<ImagePart<'a, B>>,
 }
@@ -60,7 +60,7 @@ struct ImagePart<'a, B: Tape<Base = B>> {
     range: Range<usize>,
     blocks: Trace<'a, B>,
     /// None where neither it nor anything below it trains.
-    merger: Option<Recorded<'a, B>>,
+    merger: Option<RecordedSegment<'a, B>>,
 }
 
 impl<B: Tape<Base = B>> ImageTrace<'_, B> {
@@ -80,11 +80,12 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
     pub fn forward(
         &self,
         batch: Prompts<'_>,
-    ) -> Result<(ImageFeatures<B>, Option<ImageTrace<'a, B>>), Broken> {
+    ) -> Result<(ImageFeatures<B>, Option<ImageTrace<'a, B>>), PassError> {
         let stem = self.vision.stem();
         let x_pi = stem.patches(&batch.pieces(), self.context)?;
         let (mut x_pd, embed) = if stem.embed_trains() {
-            let embed = Recorded::run(&PatchEmbedding(self), self.trainables, vec![Input::constant(x_pi)]);
+            let embed =
+                RecordedSegment::run(&PatchEmbedding(self), self.trainables, vec![Input::constant(x_pi)]);
             (embed.output(), Some(embed))
         } else {
             (stem.embed(&ParamScope::<B>::frozen(self.trainables), x_pi, self.context), None)
@@ -100,7 +101,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
                 let input = Input { value: x_pd.clone(), tracked };
                 let rows = self.dropout.map(|rows| rows.merged.clone());
                 let params = ParamScope::tracked(self.trainables).dropping(rows);
-                let merger = Recorded::run_in(params, &merger, vec![input]);
+                let merger = RecordedSegment::run_in(params, &merger, vec![input]);
                 merged.push(merger.output());
                 Some(merger)
             } else {
@@ -115,7 +116,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
     }
 
     /// What the images become, without a trace.
-    pub fn run(&self, batch: Prompts<'_>) -> Result<ImageFeatures<B>, Broken> {
+    pub fn run(&self, batch: Prompts<'_>) -> Result<ImageFeatures<B>, PassError> {
         let (stem, params) = (self.vision.stem(), ParamScope::<B>::frozen(self.trainables));
         let x_pi = stem.patches(&batch.pieces(), self.context)?;
         let (mut x_pd, mut merged) = (stem.embed(&params, x_pi, self.context), Vec::new());
@@ -133,7 +134,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
         features_md: Option<Tensor<B, 2>>,
         streams_md: Vec<Option<Tensor<B, 2>>>,
         grads: &mut dyn GradientSums<B>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         let ImageTrace { embed, parts } = trace;
         let gradients = streams_md.into_iter().chain([features_md]);
         // What comes down from above; none where nothing below trains.

@@ -49,7 +49,7 @@ impl ForwardInputs {
 }
 
 /// Values and shape of a tensor.
-type Shaped<T> = (Vec<T>, Vec<usize>);
+type ShapedValues<T> = (Vec<T>, Vec<usize>);
 
 struct Reader<'a> {
     path: &'a Path,
@@ -145,7 +145,7 @@ impl Reader<'_> {
         Ok(Some(values))
     }
 
-    fn integers(&self, name: &'static str) -> Result<Option<Shaped<i64>>, ModelError> {
+    fn integers(&self, name: &'static str) -> Result<Option<ShapedValues<i64>>, ModelError> {
         let Some(view) = self.view(name) else { return Ok(None) };
         let bytes = view.data();
         let values = match view.dtype() {
@@ -157,7 +157,7 @@ impl Reader<'_> {
         Ok(Some((values, view.shape().to_vec())))
     }
 
-    fn floats(&self, name: &'static str) -> Result<Option<Shaped<f32>>, ModelError> {
+    fn floats(&self, name: &'static str) -> Result<Option<ShapedValues<f32>>, ModelError> {
         let Some(view) = self.view(name) else { return Ok(None) };
         let bytes = view.data();
         let values = match view.dtype() {

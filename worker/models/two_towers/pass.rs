@@ -36,7 +36,7 @@ use crate::{
     pretrained::{error::TokenError, job::Lap, prompts::Prompts, stack::InStack},
     vision_language::{
         Tap,
-        model::{Broken, LANGUAGE, VISION},
+        model::{LANGUAGE, PassError, VISION},
     },
 };
 use coxswain_nn::{
@@ -44,7 +44,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 
@@ -119,7 +119,7 @@ pub struct PassTrace<'a, B: Tape<Base = B>> {
 /// read.
 struct DecoderTrace<'a, B: Tape<Base = B>> {
     parts: Vec<DecoderPart<'a, B>>,
-    norm: Option<Recorded<'a, B>>,
+    norm: Option<RecordedSegment<'a, B>>,
 }
 
 struct DecoderPart<'a, B: Tape<Base = B>> {
@@ -157,7 +157,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersPass<'a, B, V> {
         entry: Entry<B>,
         reads: &[Tap],
         lap: Lap<'_>,
-    ) -> Result<(Vec<Tensor<B, 2>>, PassTrace<'a, B>), Broken> {
+    ) -> Result<(Vec<Tensor<B, 2>>, PassTrace<'a, B>), PassError> {
         let embedding_trains = self.model.embedding_trains();
         let (at, x_nd, streams, below_trains, vision) = match entry {
             Entry::Pixels => {
@@ -214,7 +214,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersPass<'a, B, V> {
         mut ascent: Ascent<'a, B>,
         vision: Option<&ImageTrace<'a, B>>,
         end: usize,
-    ) -> Result<Ascent<'a, B>, Broken> {
+    ) -> Result<Ascent<'a, B>, PassError> {
         loop {
             let Ascent { at, x_nd, mut streams, tracked, mut trace } = ascent;
             let next = streams.next(end);
@@ -242,7 +242,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersPass<'a, B, V> {
         let Ascent { at, x_nd, streams, tracked, mut trace } = ascent;
         let norm = FinalNorm(self.model);
         let x_nd = if tracked || self.model.text.final_norm_trains() {
-            let norm = Recorded::run(&norm, self.trainables, vec![Input { value: x_nd, tracked }]);
+            let norm = RecordedSegment::run(&norm, self.trainables, vec![Input { value: x_nd, tracked }]);
             let hidden_nd = norm.output();
             trace.norm = Some(norm);
             hidden_nd
@@ -260,7 +260,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersPass<'a, B, V> {
         mut gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         let Some(DecoderTrace { parts, mut norm }) = trace.text else { return Ok(()) };
         let rows = &self.context.image_rows;
         let mut dstreams_md: Vec<Option<Tensor<B, 2>>> = vec![None; self.model.vision.leaves_behind().len()];
@@ -298,7 +298,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersPass<'a, B, V> {
     }
 
     /// The values at `until` without a trace. `entry` must not lie beyond it.
-    pub fn features(&self, batch: Prompts<'_>, entry: Entry<B>, until: Tap) -> Result<AtTap<B>, Broken> {
+    pub fn features(&self, batch: Prompts<'_>, entry: Entry<B>, until: Tap) -> Result<AtTap<B>, PassError> {
         let params = ParamScope::<B>::frozen(self.trainables);
         let (mut at, mut x_nd, mut streams) = match entry {
             Entry::Pixels | Entry::Images(_) => {

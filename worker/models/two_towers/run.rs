@@ -30,7 +30,7 @@ use crate::{
         stack::SharedBlocks,
     },
     vision_language::{
-        Begun, Broken, KeptInput, ModelOutline, Tap, VisionLanguage, VlPass, VlRun, VlTrace,
+        KeptInput, ModelOutline, PassError, Prefill, Tap, VisionLanguage, VlPass, VlRun, VlTrace,
         kept::{padded, without_padding},
         model::Forward,
     },
@@ -76,7 +76,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> VisionLanguage<B> for TwoTowers<B, V>
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<Begun<'a, B>, Broken> {
+    ) -> Result<Prefill<'a, B>, PassError> {
         let (decoder, logits_bv) = TowersDecoder::begin(self, trainables, retention, prompts)?;
         Ok((Box::new(decoder), logits_bv))
     }
@@ -180,17 +180,17 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> TowersRun<'a, B, V> {
 }
 
 impl<B: Tape<Base = B>, V: VisionTower<B>> VlRun<B> for TowersRun<'_, B, V> {
-    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, Broken> {
+    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, PassError> {
         let vl = self.vl();
         let (read, trace) = vl.forward(self.pass.prompts, self.entry(), reads, lap)?;
         Ok((read, Box::new(TowersTrace { vl, prompts: self.pass.prompts, trace })))
     }
 
-    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, Broken> {
+    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError> {
         Ok(self.vl().features(self.pass.prompts, self.entry(), tap)?.values)
     }
 
-    fn features(&self, tap: Tap) -> Result<Vec<f32>, Broken> {
+    fn features(&self, tap: Tap) -> Result<Vec<f32>, PassError> {
         let AtTap { values, streams_md } = self.vl().features(self.pass.prompts, self.entry(), tap)?;
         let Prompts { input_ids, rows, .. } = self.pass.prompts;
         let values = match tap {
@@ -236,7 +236,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> VlTrace<B> for TowersTrace<'_, B, V> 
         gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         let Self { vl, prompts, trace } = *self;
         vl.backward(prompts, trace, gradients, grads, lap)
     }

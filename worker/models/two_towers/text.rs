@@ -21,7 +21,7 @@ use crate::pretrained::{
 };
 use coxswain_nn::{
     block::Block,
-    kernels::{Attending, AttentionMask, JoinedHeads, ModelBackend, Tape},
+    kernels::{AttentionMask, JoinedHeads, ModelBackend, RopeMask, Tape},
     lora::{GroupOutputs, LinearGroup, LoraLinear},
     params::{BaseWeight, Keep, ParamScope},
 };
@@ -204,7 +204,7 @@ impl<B: ModelBackend> Block<B> for DecoderLayer<B> {
                     T::rope_attention(inputs_bshk, tables_bsk, &context.mask, scale)
                 } else {
                     let to = self.qkv.rounds_input();
-                    let attending = Attending { tables_bsk, mask: &context.mask, scale, to };
+                    let attending = RopeMask { tables_bsk, mask: &context.mask, scale, to };
                     T::rope_attention_joined(joined, attending)
                 }
             }

@@ -25,7 +25,7 @@ use crate::{
         pictures::ImageShape,
         trains::Trains,
     },
-    vision_language::{LoadOptions, VisionTrunk, model::Broken},
+    vision_language::{LoadOptions, VisionTrunk, model::PassError},
 };
 
 /// The patch embedding and the first blocks.
@@ -67,7 +67,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> VisionTrunk<B> for TowerTrunk<B, V> {
         pixel_values: &[&[f32]],
         grids: &[ImageShape],
         look: &mut dyn FnMut(usize, &Tensor<B, 2>),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         let context = self.stem.context(grids)?;
         // Nothing trains here.
         let none = Trainables::new(TrainableLayout::default(), Vec::new(), &self.device);

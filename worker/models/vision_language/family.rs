@@ -12,15 +12,15 @@ use super::{
 };
 use crate::pretrained::{
     error::ModelError,
-    family::Named,
+    family::ModelTypes,
     job::ForwardJob,
     pictures::{ImageProcessor, PatchShape, PixelBounds},
-    synthetic::{Made, SyntheticCheckpoint},
+    synthetic::{SyntheticCheckpoint, SyntheticSummary},
     trains::Trains,
 };
 
 /// A family of models, as far as no device is needed. Directories are Hugging Face's.
-pub trait VlFamily: Named {
+pub trait VlFamily: ModelTypes {
     /// What `config.json` of a model says.
     fn outline(&self, dir: &Path) -> Result<ModelOutline, ModelError>;
 
@@ -38,7 +38,7 @@ pub trait VlFamily: Named {
     fn chats(&self, dir: &Path) -> Result<Box<dyn ChatEncoder>, DataError>;
 
     /// Makes a checkpoint of random weights.
-    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<Made, ModelError>;
+    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<SyntheticSummary, ModelError>;
 }
 
 /// A family on one kind of device.

@@ -26,8 +26,8 @@ pub mod text;
 pub use self::{
     family::{VlFamily, VlFamilyOn},
     model::{
-        Begun, Broken, Decoder, KeptInput, LoadOptions, VisionLanguage, VisionTrunk, VlPass, VlRun, VlTrace,
-        streamed_during,
+        Decoder, KeptInput, LoadOptions, PassError, Prefill, VisionLanguage, VisionTrunk, VlPass, VlRun,
+        VlTrace, streamed_during,
     },
     outline::{ModelOutline, PromptTokens},
     tap::Tap,

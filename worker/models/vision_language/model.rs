@@ -66,7 +66,7 @@ impl From<WeightsDtype> for LoadOptions {
 
 /// Why a pass through the model ends early.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum PassError {
     /// Tokens or images do not fit.
     #[error(transparent)]
     Tokens(#[from] TokenError),
@@ -111,7 +111,7 @@ pub trait VisionLanguage<B: Tape<Base = B>> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<Begun<'a, B>, Broken>;
+    ) -> Result<Prefill<'a, B>, PassError>;
 }
 
 /// A micro-batch, and how it is run.
@@ -144,13 +144,13 @@ pub trait VlRun<B: Tape<Base = B>> {
     /// Runs it, and keeps what [`VlTrace::backward`] needs. Gives what is at each of the taps `reads`, which
     /// ascend and do not lie below what the pass begins with; nothing above the last of them runs. Hidden
     /// states are `[n, d]`, padding included.
-    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, Broken>;
+    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, PassError>;
 
     /// What is at one tap, without a trace.
-    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, Broken>;
+    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError>;
 
     /// The same in host memory, of the samples one after another, without padding: features to be kept.
-    fn features(&self, tap: Tap) -> Result<Vec<f32>, Broken>;
+    fn features(&self, tap: Tap) -> Result<Vec<f32>, PassError>;
 
     /// The rows of tokens that adapters drop from, where they drop anything.
     fn token_rows(&self) -> Option<&DropoutRows<B>>;
@@ -171,17 +171,17 @@ pub trait VlTrace<B: Tape<Base = B>> {
         gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
-    ) -> Result<(), Broken>;
+    ) -> Result<(), PassError>;
 }
 
 /// Rows that were begun, and the logits of each one's next token, `[b, vocab]`.
-pub type Begun<'a, B> = (Box<dyn Decoder<B> + 'a>, Tensor<B, 2>);
+pub type Prefill<'a, B> = (Box<dyn Decoder<B> + 'a>, Tensor<B, 2>);
 
 /// Rows of tokens that grow.
 pub trait Decoder<B: Tape<Base = B>> {
     /// Adds one token to each row. Gives the logits of the next, `[b, vocab]`. Ids must lie in the
     /// vocabulary.
-    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, Broken>;
+    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, PassError>;
 }
 
 /// The patch embedding and the first blocks of a vision tower, frozen.
@@ -196,7 +196,7 @@ pub trait VisionTrunk<B: Tape<Base = B>> {
         pixel_values: &[&[f32]],
         shapes: &[ImageShape],
         look: &mut dyn FnMut(usize, &Tensor<B, 2>),
-    ) -> Result<(), Broken>;
+    ) -> Result<(), PassError>;
 
     /// Row and column of each patch of an image of this shape, in the order in which they run.
     fn positions(&self, shape: ImageShape) -> Result<Vec<[u32; 2]>, TokenError>;

@@ -40,14 +40,14 @@ pub trait Block<B: ModelBackend> {
 
 /// A block for as long as it runs: one that is held, or one that was fetched for this run and is gone after
 /// it.
-pub enum Lent<'a, K> {
+pub enum BlockRef<'a, K> {
     /// Held by the stack.
     Held(&'a K),
     /// Fetched for this run alone.
     Fetched(Box<K>),
 }
 
-impl<K> Deref for Lent<'_, K> {
+impl<K> Deref for BlockRef<'_, K> {
     type Target = K;
 
     fn deref(&self) -> &K {

@@ -49,7 +49,7 @@ pub trait HeldParts: Send + Sync {
 }
 
 /// What is wanted of another rank: its part of a block.
-pub struct Wanted<'a> {
+pub struct Fetch<'a> {
     /// The rank.
     pub rank: usize,
     /// Where its chunks of the block's tensors go, in their order.
@@ -58,7 +58,7 @@ pub struct Wanted<'a> {
     pub came: bool,
 }
 
-impl Wanted<'_> {
+impl Fetch<'_> {
     /// Bytes of the part.
     pub fn len(&self) -> usize {
         self.places.iter().map(|place| place.len()).sum()
@@ -74,7 +74,7 @@ impl Wanted<'_> {
 pub trait Peers: Send + Sync {
     /// Fills in what comes of a block. `goes_on` hears of every piece that has come, and says whether it is
     /// still waited for; once it is not, nothing more needs to come.
-    fn fetch(&self, block: usize, wanted: &mut [Wanted<'_>], goes_on: &dyn Fn() -> bool);
+    fn fetch(&self, block: usize, wanted: &mut [Fetch<'_>], goes_on: &dyn Fn() -> bool);
 }
 
 /// No other rank, or none that can be asked.
@@ -82,5 +82,5 @@ pub trait Peers: Send + Sync {
 pub struct NoPeers;
 
 impl Peers for NoPeers {
-    fn fetch(&self, _block: usize, _wanted: &mut [Wanted<'_>], _goes_on: &dyn Fn() -> bool) {}
+    fn fetch(&self, _block: usize, _wanted: &mut [Fetch<'_>], _goes_on: &dyn Fn() -> bool) {}
 }

@@ -5,7 +5,7 @@ use coxswain_proto::run_spec::Recompute;
 
 /// What a policy sees of a micro-batch.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'b> {
+pub struct PolicyObservation<'b> {
     /// Images and prompts.
     pub prompts: Prompts<'b>,
     /// The id that stands for a token of an image.

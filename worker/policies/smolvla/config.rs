@@ -3,7 +3,7 @@
 //! Keys whose other values LeRobot has and this project has not are refused by name.
 
 use coxswain_models::{
-    joint::{JointOutline, StreamShape, Within, outline::NamedShape},
+    joint::{FileLocation, JointOutline, StreamShape, outline::NamedShape},
     pretrained::{error::ModelError, fields::Fields},
 };
 use serde_json::Value;
@@ -157,8 +157,8 @@ impl SmolVlaConfig {
     }
 
     /// The part of the language model that lies in the policy's file.
-    pub fn within(&self) -> Within<'static> {
-        Within { prefix: OF_VLM, layers: self.layers }
+    pub fn within(&self) -> FileLocation<'static> {
+        FileLocation { prefix: OF_VLM, layers: self.layers }
     }
 
     /// Whether the expert's layer of this number attends jointly.

@@ -4,13 +4,13 @@ use burn::tensor::Tensor;
 use coxswain_nn::{
     kernels::{DropoutRows, Tape},
     params::{ParamScope, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
 };
 use coxswain_proto::run_spec::Recompute;
 
 /// Of a segment its graph, or its inputs.
 pub(super) enum KeptSegment<'a, B: Tape<Base = B>> {
-    Graph(Recorded<'a, B>),
+    Graph(RecordedSegment<'a, B>),
     Inputs(Vec<Input<B>>),
 }
 
@@ -38,7 +38,7 @@ impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
         segment: &impl Segment<B>,
         trainables: &'a Trainables<B>,
         dropout: Option<DropoutRows<B>>,
-    ) -> Recorded<'a, B> {
+    ) -> RecordedSegment<'a, B> {
         match self {
             Self::Graph(graph) => graph,
             Self::Inputs(inputs) => recorded(segment, trainables, inputs, dropout),
@@ -52,6 +52,6 @@ pub(super) fn recorded<'a, B: Tape<Base = B>>(
     trainables: &'a Trainables<B>,
     inputs: Vec<Input<B>>,
     dropout: Option<DropoutRows<B>>,
-) -> Recorded<'a, B> {
-    Recorded::run_in(ParamScope::tracked(trainables).dropping(dropout), segment, inputs)
+) -> RecordedSegment<'a, B> {
+    RecordedSegment::run_in(ParamScope::tracked(trainables).dropping(dropout), segment, inputs)
 }

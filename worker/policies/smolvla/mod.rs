@@ -55,7 +55,7 @@ mod tests;
 pub mod tuning;
 
 pub use self::{
-    batch::{Draws, Observed, Training},
+    batch::{Draws, PolicyObservation, Training},
     config::SmolVlaConfig,
     inputs::{SmolVlaImages, SmolVlaPrompts},
     names::{RULES, connector},

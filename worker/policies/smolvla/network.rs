@@ -7,7 +7,7 @@ use coxswain_models::{
     Shelf,
     joint::{JointModel, LayerSource, StreamLayer},
     pretrained::{
-        adapters::Tuned,
+        adapters::TunedModules,
         blocks::BlockWeights,
         checkpoint::Checkpoint,
         error::{ModelError, TokenError},
@@ -20,11 +20,11 @@ use coxswain_nn::{
     lora::{LoraLinear, TrainedModules, linear::LinearWeight},
     memory,
     params::{BaseWeight, GradientSums, Init, ParamId, ParamScope, TrainableLayout, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
 };
 
 use super::{
-    batch::{Draws, Observed, Training},
+    batch::{Draws, PolicyObservation, Training},
     config::SmolVlaConfig,
     dropped::SampleRows,
     ends::{ActionSegment, Ends, StateSegment, VelocitySegment, sinusoids},
@@ -63,10 +63,10 @@ pub struct Trace<'a, 'o, B: Tape<Base = B>> {
     pass: PrefixPass<'a, 'o, B>,
     prefix: Prefix<'a, B>,
     suffix: Suffix<B>,
-    state: Recorded<'a, B>,
-    actions: Recorded<'a, B>,
+    state: RecordedSegment<'a, B>,
+    actions: RecordedSegment<'a, B>,
     layers: Vec<KeptSegment<'a, B>>,
-    velocity: Recorded<'a, B>,
+    velocity: RecordedSegment<'a, B>,
 }
 
 impl<B: Tape<Base = B>> SmolVla<B> {
@@ -74,7 +74,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
     /// adapters under PEFT's.
     pub fn load(
         files: PolicyFiles<'_>,
-        tuned: &Tuned,
+        tuned: &TunedModules,
         models: Shelf<B>,
         layout: &mut TrainableLayout,
         device: &B::Device,
@@ -112,7 +112,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         &'a self,
         trainables: &'a Trainables<B>,
         training: Training<'_>,
-        observed: Observed<'o>,
+        observed: PolicyObservation<'o>,
         draws: Draws<'_>,
     ) -> Result<(Tensor<B, 2>, Trace<'a, 'o, B>), TokenError> {
         let Training { recompute, dropout } = training;
@@ -186,11 +186,11 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         self.vlm.outline().layer.width
     }
 
-    /// Features of a micro-batch's images, `[tokens, d]`, as [`Observed`] has them.
+    /// Features of a micro-batch's images, `[tokens, d]`, as [`PolicyObservation`] has them.
     pub fn image_features(
         &self,
         trainables: &Trainables<B>,
-        observed: Observed<'_>,
+        observed: PolicyObservation<'_>,
     ) -> Result<Tensor<B, 2>, TokenError> {
         self.prefix(trainables, observed).image_features()
     }
@@ -200,7 +200,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
     pub fn velocity<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
-        observed: Observed<'_>,
+        observed: PolicyObservation<'_>,
     ) -> Result<impl Fn(Draws<'_>) -> Tensor<B, 2> + 'a, TokenError> {
         let prefix = self.prefix(trainables, observed).run()?;
         let suffix = self.suffix(&prefix, None);
@@ -240,7 +240,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
     fn prefix<'a, 'o>(
         &'a self,
         trainables: &'a Trainables<B>,
-        observed: Observed<'o>,
+        observed: PolicyObservation<'o>,
     ) -> PrefixPass<'a, 'o, B> {
         PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, dropout: None }
     }
@@ -263,7 +263,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         }
     }
 
-    fn state_segment(&self, observed: Observed<'_>) -> StateSegment<'_, B> {
+    fn state_segment(&self, observed: PolicyObservation<'_>) -> StateSegment<'_, B> {
         let width = self.config.padded[0];
         let shape = [observed.state.len() / width, width];
         StateSegment { ends: &self.ends, state_bc: placed(observed.state.to_vec(), shape, &self.device) }

@@ -25,7 +25,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    batch::{Draws, Observed, Training},
+    batch::{Draws, PolicyObservation, Training},
     config::SmolVlaConfig,
     images::{Planes, letterbox, patches},
     inputs::SmolVlaPrompts,
@@ -106,10 +106,10 @@ struct ModelInputs {
 }
 
 impl ModelInputs {
-    fn observed(&self) -> Observed<'_> {
+    fn observed(&self) -> PolicyObservation<'_> {
         let rows = Rows::Padded(&self.valid);
         let prompts = Prompts { input_ids: &self.ids, rows, images: &[], pixel_values: &self.pixels };
-        Observed { prompts, image: self.image, state: &self.state, features: None }
+        PolicyObservation { prompts, image: self.image, state: &self.state, features: None }
     }
 }
 

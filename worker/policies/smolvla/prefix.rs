@@ -18,12 +18,12 @@ use coxswain_nn::{
     lora::LoraLinear,
     memory,
     params::{GradientSums, ParamScope, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
 };
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    batch::Observed,
+    batch::PolicyObservation,
     kept::KeptSegment,
     rotary::{Rotary, placed},
 };
@@ -32,7 +32,7 @@ use super::{
 pub(super) struct PrefixPass<'a, 'o, B: Tape<Base = B>> {
     pub model: &'a dyn JointModel<B>,
     pub trainables: &'a Trainables<B>,
-    pub observed: Observed<'o>,
+    pub observed: PolicyObservation<'o>,
     pub device: &'a B::Device,
     /// Its tokens, as adapters drop of them.
     pub dropout: Option<DropoutRows<B>>,
@@ -61,7 +61,7 @@ struct PrefixContext<B: Tape<Base = B>> {
 
 /// What trains below the first layer.
 struct Embedding<'a, B: Tape<Base = B>> {
-    connector: Option<Recorded<'a, B>>,
+    connector: Option<RecordedSegment<'a, B>>,
     /// Where tokens of images are.
     images: Vec<usize>,
     /// Where the table is read, if it trains.
@@ -164,7 +164,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
         &self,
         tokens: usize,
         training: bool,
-    ) -> Result<(Tensor<B, 2>, Option<Recorded<'a, B>>), TokenError> {
+    ) -> Result<(Tensor<B, 2>, Option<RecordedSegment<'a, B>>), TokenError> {
         let Self { model, trainables, observed, device, .. } = *self;
         let outline = model.outline();
         if let Some(kept) = observed.features {
@@ -182,7 +182,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
                 rows.select((0..ids.len()).filter(|&at| ids[at] == observed.image))
             });
             let params = ParamScope::tracked(trainables).dropping(rows);
-            let graph = Recorded::run_in(params, &segment, vec![Input::constant(squares_mo)]);
+            let graph = RecordedSegment::run_in(params, &segment, vec![Input::constant(squares_mo)]);
             return Ok((graph.output(), Some(graph)));
         }
         Ok((segment.run(&ParamScope::<B>::frozen(trainables), &[squares_mo]), None))
@@ -205,7 +205,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
 
     /// Features of all images, `[tokens, d]`, to be kept.
     pub fn image_features(&self) -> Result<Tensor<B, 2>, TokenError> {
-        let Observed { prompts, image, .. } = self.observed;
+        let PolicyObservation { prompts, image, .. } = self.observed;
         let tokens = prompts.input_ids.iter().filter(|id| **id == image).count();
         Ok(self.features(tokens, false)?.0)
     }

@@ -17,7 +17,7 @@ use coxswain_models::{
     families::shelf,
     joint::JointOutline,
     pretrained::{
-        adapters::Tuned,
+        adapters::TunedModules,
         checkpoint::CheckpointDir,
         pictures::{ImageProcessor, Rgb},
         prompts::{Prompts, Rows},
@@ -54,12 +54,12 @@ const GRADIENTS: f32 = 1e-4;
 const ACTIONS: f32 = 1e-4;
 
 /// What LeRobot found, by name.
-struct Expected {
+struct LeRobotReference {
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
     about: Value,
 }
 
-impl Expected {
+impl LeRobotReference {
     fn read() -> Self {
         let bytes = fs::read(Path::new(AT).join("expected.safetensors")).expect("part of the repository");
         let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
@@ -111,7 +111,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn of(expected: &Expected, config: &SmolVlaConfig) -> Self {
+    fn of(expected: &LeRobotReference, config: &SmolVlaConfig) -> Self {
         let outline = outline(&Path::new(AT).join("vlm"), config);
         let image = outline.image_token;
         let time = expected.of("time");
@@ -151,10 +151,10 @@ impl Batch {
         Self { ids: ids.collect(), valid, pixels, image, state, noisy: noisy.collect(), actions }
     }
 
-    fn observed(&self) -> Observed<'_> {
+    fn observed(&self) -> PolicyObservation<'_> {
         let rows = Rows::Padded(&self.valid);
         let prompts = Prompts { input_ids: &self.ids, rows, images: &[], pixel_values: &self.pixels };
-        Observed { prompts, image: self.image, state: &self.state, features: None }
+        PolicyObservation { prompts, image: self.image, state: &self.state, features: None }
     }
 }
 
@@ -178,13 +178,13 @@ fn policy_of(asked: TuningSettings<'_>) -> (SmolVla<Flex>, Trainables<Flex>) {
     (policy, Trainables::new(layout, values, &device))
 }
 
-fn tuned_of(directory: &PolicyDirectory, asked: TuningSettings<'_>) -> Result<Tuned, String> {
+fn tuned_of(directory: &PolicyDirectory, asked: TuningSettings<'_>) -> Result<TunedModules, String> {
     let config = SmolVlaConfig::of(directory).expect("it is read");
     tuning::tuned(&directory.dir, &config, &outline(&vlm_dir(), &config), asked)
         .map_err(|error| error.to_string())
 }
 
-fn initial_values(tuned: &Tuned, dir: &Path, layout: &TrainableLayout) -> Vec<f32> {
+fn initial_values(tuned: &TunedModules, dir: &Path, layout: &TrainableLayout) -> Vec<f32> {
     let checkpoint = CheckpointDir { path: dir, rules: RULES };
     tuned.initial_values::<Flex>(3, layout, checkpoint, FrozenDtype::Float32).expect("they are there")
 }
@@ -195,14 +195,14 @@ fn vlm_dir() -> PathBuf {
 
 /// What LeRobot's step has beside the batch: the target, and which elements count.
 struct Step<'e> {
-    expected: &'e Expected,
+    expected: &'e LeRobotReference,
     batch: Batch,
     target: Vec<f32>,
     counts: Vec<bool>,
 }
 
 impl<'e> Step<'e> {
-    fn of(expected: &'e Expected, config: &SmolVlaConfig) -> Self {
+    fn of(expected: &'e LeRobotReference, config: &SmolVlaConfig) -> Self {
         let batch = Batch::of(expected, config);
         let target: Vec<f32> =
             expected.of("noise").iter().zip(&batch.actions).map(|(noise, action)| noise - action).collect();
@@ -260,7 +260,7 @@ fn vector(tensor: Tensor<Flex, 2>) -> Vec<f32> {
 
 #[test]
 fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
-    let (expected, (policy, trainables)) = (Expected::read(), policy());
+    let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
     let step = Step::of(&expected, &policy.config);
     let velocity = policy.velocity(&trainables, step.batch.observed()).expect("it fits");
     let velocity = vector(velocity(step.draws()));
@@ -287,7 +287,7 @@ fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
 
 #[test]
 fn sampled_actions_are_those_of_lerobot() {
-    let (expected, (policy, trainables)) = (Expected::read(), policy());
+    let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
     let batch = Batch::of(&expected, &policy.config);
     let velocity = policy.velocity(&trainables, batch.observed()).expect("it fits");
     let steps = policy.config.steps;

@@ -21,7 +21,7 @@ use std::path::Path;
 use coxswain_models::{
     joint::{JointOutline, outline::NamedShape},
     pretrained::{
-        adapters::{HeadAdapter, Tuned},
+        adapters::{HeadAdapter, TunedModules},
         checkpoint::Checkpoint,
         error::ModelError,
         rules::Place,
@@ -63,7 +63,7 @@ pub fn tuned(
     config: &SmolVlaConfig,
     vlm: &JointOutline,
     asked: TuningSettings<'_>,
-) -> Result<Tuned, ModelError> {
+) -> Result<TunedModules, ModelError> {
     let modules = modules(dir, config, vlm);
     let lora = asked.lora.map(with_targets);
     let own = OWN.into_iter().chain(config.trains.state.then_some(STATE));
@@ -74,7 +74,8 @@ pub fn tuned(
     let patterns: Vec<String> =
         default.filter(|_| lora.is_none()).chain(asked.train.iter().cloned()).collect();
     let reached = |module: &Module| is_reached(&module.name, vlm.layers);
-    let tuned = Tuned::resolve_reached(lora.as_ref(), &patterns, &modules, &reached, HeadAdapter::Taken)?;
+    let tuned =
+        TunedModules::resolve_reached(lora.as_ref(), &patterns, &modules, &reached, HeadAdapter::Taken)?;
     let refuse =
         |field: &str, problem: String| Err(LoraError::Setting { field: field.into(), problem }.into());
     if lora.is_some_and(|lora| lora.bias == Bias::All) {

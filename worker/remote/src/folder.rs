@@ -42,12 +42,12 @@ const TENTHS: u64 = 10;
 const OBJECTS: &str = ".objects";
 
 /// One object on its way to the disk.
-struct Coming<'a> {
+struct Download<'a> {
     piece: &'a Piece,
     object: Arc<Object>,
 }
 
-impl Coming<'_> {
+impl Download<'_> {
     /// What `.objects` says of the file once it is there.
     fn line(&self) -> String {
         let head = self.piece.head.map_or("whole".to_owned(), |bytes| bytes.to_string());
@@ -68,7 +68,7 @@ pub fn folder(address: &str, pieces: &[Piece]) -> Result<PathBuf, (String, Remot
     for piece in pieces {
         let object = remotes::open(&format!("{}/{}", address.trim_end_matches('/'), piece.name));
         let object = object.map_err(|error| (piece.name.clone(), error))?;
-        all.push(Coming { piece, object });
+        all.push(Download { piece, object });
     }
     let heads = pieces.iter().any(|piece| piece.head.is_some());
     let dir = remotes::directory().map_err(unnamed)?.join("folders").join(name_of(address, heads));
@@ -76,7 +76,7 @@ pub fn folder(address: &str, pieces: &[Piece]) -> Result<PathBuf, (String, Remot
     fs::create_dir_all(&dir).map_err(refused)?;
     let _lock = lock(&dir, address).map_err(refused)?;
     let mut there = read_objects(&dir);
-    let is_there = |coming: &Coming<'_>, there: &BTreeMap<String, String>| {
+    let is_there = |coming: &Download<'_>, there: &BTreeMap<String, String>| {
         let len = fs::metadata(dir.join(&coming.piece.name)).map(|file| file.len()).ok();
         there.get(&coming.piece.name) == Some(&coming.line()) && len == Some(coming.object.len())
     };
@@ -99,7 +99,7 @@ pub fn folder(address: &str, pieces: &[Piece]) -> Result<PathBuf, (String, Remot
 }
 
 /// Brings one file; it appears whole.
-fn bring(coming: &Coming<'_>, dir: &Path, progress: &mut Progress<'_>) -> Result<(), RemoteError> {
+fn bring(coming: &Download<'_>, dir: &Path, progress: &mut Progress<'_>) -> Result<(), RemoteError> {
     let part = part_of(dir, coming);
     let failed = |error: io::Error| cache_error(&part, &error);
     remove_parts_of_others(dir, &coming.piece.name, &part);
@@ -125,7 +125,7 @@ fn bring(coming: &Coming<'_>, dir: &Path, progress: &mut Progress<'_>) -> Result
 
 /// Where an object lies until it is whole: under a name of its version, so that what has come of another one
 /// is not gone on with.
-fn part_of(dir: &Path, coming: &Coming<'_>) -> PathBuf {
+fn part_of(dir: &Path, coming: &Download<'_>) -> PathBuf {
     let version = blake3::hash(coming.line().as_bytes()).to_hex();
     dir.join(format!(".{}.{}.part", coming.piece.name, &version[..8]))
 }
@@ -155,9 +155,9 @@ struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     /// Refuses what does not fit on the disk.
-    fn begin(address: &'a str, dir: &Path, missing: &[&Coming<'_>]) -> Result<Self, RemoteError> {
+    fn begin(address: &'a str, dir: &Path, missing: &[&Download<'_>]) -> Result<Self, RemoteError> {
         let total: u64 = missing.iter().map(|coming| coming.bytes()).sum();
-        let begun = |coming: &&Coming<'_>| fs::metadata(part_of(dir, coming)).map_or(0, |part| part.len());
+        let begun = |coming: &&Download<'_>| fs::metadata(part_of(dir, coming)).map_or(0, |part| part.len());
         let there: u64 = missing.iter().map(begun).sum();
         let free = statvfs(dir).map_or(u64::MAX, |disk| disk.blocks_available() * disk.fragment_size());
         if free < total.saturating_sub(there) {

@@ -54,6 +54,6 @@ pub use error::RemoteError;
 pub use object::{BLOCK_BYTES, Object};
 pub use place::install;
 #[cfg(feature = "buckets")]
-pub use remotes::{Kept, keep, open};
+pub use remotes::{BlockCache, keep, open};
 pub use storage::{Storage, StorageError, Version};
 pub use written::storage;

@@ -37,7 +37,7 @@ static PERMITS: Semaphore = Semaphore::const_new(REQUESTS);
 
 /// What an object was when it was first seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObjectStamp {
     /// Its length in bytes.
     pub len: u64,
     /// Its entity tag; where the server gives none, when it was changed.
@@ -46,7 +46,7 @@ pub struct Seen {
     tagged: bool,
 }
 
-impl Seen {
+impl ObjectStamp {
     pub fn of(meta: &ObjectMeta) -> Self {
         // Azure names a tag without its quotation marks where it lists, and with them where it answers.
         let quoted = |tag: &String| if tag.ends_with('"') { tag.clone() } else { format!("\"{tag}\"") };
@@ -63,7 +63,7 @@ impl Seen {
 pub struct Object {
     bucket: Arc<Bucket>,
     path: Path,
-    seen: Seen,
+    seen: ObjectStamp,
     key: Key,
     cache: Arc<Cache>,
     state: Mutex<State>,
@@ -78,7 +78,7 @@ struct State {
 }
 
 impl Object {
-    pub(crate) fn new(bucket: Arc<Bucket>, path: Path, seen: Seen, cache: Arc<Cache>) -> Self {
+    pub(crate) fn new(bucket: Arc<Bucket>, path: Path, seen: ObjectStamp, cache: Arc<Cache>) -> Self {
         let key = Key::new(&format!("{}/{path}", bucket.origin), &seen.version, seen.len);
         Self { bucket, path, seen, key, cache, state: Mutex::default() }
     }
@@ -233,7 +233,7 @@ impl Object {
             ..GetOptions::default()
         };
         let result = self.bucket.store.get_opts(&self.path, options).await?;
-        let now = Seen::of(&result.meta);
+        let now = ObjectStamp::of(&result.meta);
         if now != self.seen {
             let found = format!("{} bytes, version {}", now.len, now.version);
             return Err(Error::Precondition { path: self.path.to_string(), source: found.into() });
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_tag_is_the_same_with_quotation_marks_and_without() {
         let seen = |tag: &str| {
-            Seen::of(&ObjectMeta {
+            ObjectStamp::of(&ObjectMeta {
                 location: "a".into(),
                 last_modified: Default::default(),
                 size: 1,

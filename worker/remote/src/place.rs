@@ -17,7 +17,7 @@ use crate::{
     folder,
     object::Object,
     pinned,
-    remotes::{self, Kept},
+    remotes::{self, BlockCache},
 };
 
 /// From now on, addresses are read by this crate, wherever this process names a data set by one.
@@ -27,12 +27,12 @@ pub fn install() {
 
 struct Buckets;
 
-struct Far {
+struct RemoteFile {
     path: PathBuf,
     object: Arc<Object>,
 }
 
-impl Content for Far {
+impl Content for RemoteFile {
     fn len(&self) -> u64 {
         self.object.len()
     }
@@ -48,7 +48,7 @@ impl Content for Far {
 
 impl Remote for Buckets {
     fn keep(&self, dir: Option<PathBuf>, bytes: u64) {
-        remotes::keep(Kept { dir, bytes });
+        remotes::keep(BlockCache { dir, bytes });
     }
 
     fn enter(&self, root: &Path) -> Result<(), DataError> {
@@ -57,7 +57,7 @@ impl Remote for Buckets {
 
     fn open(&self, path: &Path) -> Result<Arc<dyn Content>, DataError> {
         let object = remotes::open(address(path)?).map_err(fault(path))?;
-        Ok(Arc::new(Far { path: path.to_path_buf(), object }))
+        Ok(Arc::new(RemoteFile { path: path.to_path_buf(), object }))
     }
 
     fn bytes(&self, path: &Path) -> Result<Option<u64>, DataError> {

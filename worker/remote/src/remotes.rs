@@ -16,7 +16,7 @@ use crate::{
     bucket::{Bucket, origin},
     cache::Cache,
     error::RemoteError,
-    object::{Object, Seen},
+    object::{Object, ObjectStamp},
     waiting::wait,
 };
 
@@ -25,20 +25,20 @@ const MAX_OBJECTS: usize = 2_000_000;
 
 /// Where blocks are kept, and how many bytes of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct BlockCache {
     /// The directory; `coxswain/buckets` in the user's directory of caches when absent.
     pub dir: Option<PathBuf>,
     /// Bytes that all blocks may take.
     pub bytes: u64,
 }
 
-impl Default for Kept {
+impl Default for BlockCache {
     fn default() -> Self {
         Self { dir: None, bytes: 64 << 30 }
     }
 }
 
-impl Kept {
+impl BlockCache {
     fn directory(&self) -> Result<PathBuf, RemoteError> {
         let below = |home: &str, path: &str| {
             let home = env::var_os(home).filter(|home| Path::new(home).is_absolute())?;
@@ -54,17 +54,17 @@ impl Kept {
 
 #[derive(Default)]
 struct Remotes {
-    kept: Kept,
+    kept: BlockCache,
     cache: Option<Arc<Cache>>,
     buckets: HashMap<String, Arc<Bucket>>,
     /// By address.
-    objects: BTreeMap<String, Known>,
+    objects: BTreeMap<String, ObjectEntry>,
     /// Addresses below which all objects are known; each ends in `/`.
     listed: BTreeSet<String>,
 }
 
-struct Known {
-    seen: Seen,
+struct ObjectEntry {
+    seen: ObjectStamp,
     opened: Option<Arc<Object>>,
 }
 
@@ -75,7 +75,7 @@ fn remotes() -> MutexGuard<'static, Remotes> {
 }
 
 /// Where blocks of objects that are opened from now on are kept.
-pub fn keep(kept: Kept) {
+pub fn keep(kept: BlockCache) {
     let mut all = remotes();
     if all.kept != kept {
         (all.kept, all.cache) = (kept, None);
@@ -99,7 +99,7 @@ pub fn enter(address: &str) -> Result<(), RemoteError> {
                     let mut found = Vec::new();
                     let mut list = bucket.store.list(Some(&path));
                     while let Some(meta) = list.try_next().await? {
-                        found.push((meta.location.to_string(), Seen::of(&meta)));
+                        found.push((meta.location.to_string(), ObjectStamp::of(&meta)));
                         if found.len() > MAX_OBJECTS {
                             break;
                         }
@@ -115,7 +115,7 @@ pub fn enter(address: &str) -> Result<(), RemoteError> {
     }
     let mut all = remotes();
     for (location, seen) in found {
-        let known = Known { seen, opened: None };
+        let known = ObjectEntry { seen, opened: None };
         all.objects.entry(format!("{}/{location}", bucket.origin)).or_insert(known);
     }
     all.listed.insert(prefix);
@@ -137,7 +137,7 @@ pub fn entries(address: &str) -> Result<Option<Vec<String>>, RemoteError> {
 }
 
 /// What is known of all objects below `address`: their paths from there on, and what they were at first.
-pub fn known(address: &str) -> Result<Vec<(String, Seen)>, RemoteError> {
+pub fn known(address: &str) -> Result<Vec<(String, ObjectStamp)>, RemoteError> {
     let prefix = format!("{}/", normal(address)?.trim_end_matches('/'));
     let all = remotes();
     let below = all.objects.range(prefix.clone()..);
@@ -160,12 +160,12 @@ pub fn open(address: &str) -> Result<Arc<Object>, RemoteError> {
     let (bucket, path, cache) = (bucket(&address)?, path(&address)?, cache()?);
     let object = Arc::new(Object::new(bucket, path, seen.clone(), cache));
     let mut all = remotes();
-    let known = all.objects.entry(address).or_insert(Known { seen, opened: None });
+    let known = all.objects.entry(address).or_insert(ObjectEntry { seen, opened: None });
     Ok(known.opened.get_or_insert(object).clone())
 }
 
 /// What an object was at first; asked for now, if it was not before.
-fn seen(address: &str) -> Result<Option<Seen>, RemoteError> {
+fn seen(address: &str) -> Result<Option<ObjectStamp>, RemoteError> {
     let address = normal(address)?;
     let known = {
         let all = remotes();
@@ -180,13 +180,13 @@ fn seen(address: &str) -> Result<Option<Seen>, RemoteError> {
     let asked = wait(async move {
         let head = || async {
             let options = object_store::GetOptions { head: true, ..Default::default() };
-            bucket.store.get_opts(&path, options).await.map(|result| Seen::of(&result.meta))
+            bucket.store.get_opts(&path, options).await.map(|result| ObjectStamp::of(&result.meta))
         };
         bucket.persist(head).await
     });
     match asked {
         Ok(seen) => {
-            let known = Known { seen, opened: None };
+            let known = ObjectEntry { seen, opened: None };
             Ok(Some(remotes().objects.entry(address).or_insert(known).seen.clone()))
         }
         Err(RemoteError::Missing) => Ok(None),

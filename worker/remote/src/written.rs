@@ -31,7 +31,7 @@ const AT_ONCE: usize = 8;
 static PERMITS: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// A folder of a bucket.
-struct Written {
+struct BucketFolder {
     bucket: Arc<Bucket>,
     /// Of the folder, within its bucket.
     path: Path,
@@ -41,7 +41,7 @@ struct Written {
 pub fn storage(address: &str) -> Result<Box<dyn Storage>, StorageError> {
     let at = |error| fault(address.to_owned(), error);
     let bucket = remotes::bucket(address).map_err(at)?;
-    Ok(Box::new(Written { bucket, path: remotes::path(address).map_err(at)? }))
+    Ok(Box::new(BucketFolder { bucket, path: remotes::path(address).map_err(at)? }))
 }
 
 fn fault(object: String, error: RemoteError) -> StorageError {
@@ -49,7 +49,7 @@ fn fault(object: String, error: RemoteError) -> StorageError {
     StorageError { object, fault: error.to_string(), of_object }
 }
 
-impl Written {
+impl BucketFolder {
     fn at(&self, name: &str) -> Path {
         name.split('/').fold(self.path.clone(), |path, part| path.join(part))
     }
@@ -66,7 +66,7 @@ impl Written {
     }
 }
 
-impl Storage for Written {
+impl Storage for BucketFolder {
     fn get(&self, name: &str) -> Result<Option<(Vec<u8>, Version)>, StorageError> {
         self.of(name, |bucket, path| async move {
             let got = bucket.persist(|| async {
@@ -154,7 +154,7 @@ impl Storage for Written {
     }
 }
 
-impl Written {
+impl BucketFolder {
     fn own(&self, name: &str, file: &File) -> Result<File, StorageError> {
         let object = format!("{}/{}", self.bucket.origin, self.at(name));
         file.try_clone().map_err(|error| fault(object, local(&error)))

@@ -20,13 +20,13 @@ const LINE_PAUSE: Duration = Duration::from_secs(60);
 /// Connections, by their number.
 #[derive(Debug, Default)]
 pub struct Clients {
-    connected: Mutex<Connected>,
+    connected: Mutex<ClientTable>,
     gone: Condvar,
     refusals: Mutex<Refusals>,
 }
 
 #[derive(Debug, Default)]
-struct Connected {
+struct ClientTable {
     next: u64,
     strangers: BTreeMap<u64, TcpStream>,
     clients: BTreeMap<u64, TcpStream>,
@@ -52,14 +52,14 @@ impl Refusals {
     }
 }
 
-impl Connected {
+impl ClientTable {
     fn is_empty(&self) -> bool {
         self.strangers.is_empty() && self.clients.is_empty()
     }
 }
 
 impl Clients {
-    fn lock(&self) -> MutexGuard<'_, Connected> {
+    fn lock(&self) -> MutexGuard<'_, ClientTable> {
         self.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,7 +6,7 @@ use std::{
     sync::mpsc::{Receiver, RecvTimeoutError},
 };
 
-use coxswain_task::{Named, Value, answers::SEED};
+use coxswain_task::{NamedValues, Value, answers::SEED};
 use tungstenite::{
     Error, Message, WebSocket,
     error::{CapacityError, ProtocolError},
@@ -129,7 +129,7 @@ impl<S: Read + Write> Client<'_, S> {
 
     /// The message that answers an observation, or what is wrong with it.
     fn answer(&mut self, bytes: &[u8], stopwatch: Stopwatch) -> Result<Vec<u8>, String> {
-        let mut observation: Named = decode::decode(bytes).map_err(|error| error.to_string())?;
+        let mut observation: NamedValues = decode::decode(bytes).map_err(|error| error.to_string())?;
         observation.entry(SEED.to_owned()).or_insert(Value::Integer(self.observations));
         self.observations += 1;
         let sample = self.model.reader().read(&observation).map_err(|refused| refused.to_string())?;

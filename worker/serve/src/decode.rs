@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use coxswain_task::{Array, Named, Value};
+use coxswain_task::{Array, NamedValues, Value};
 use rmp::Marker;
 
 /// Deepest nesting that is skipped.
@@ -101,9 +101,9 @@ impl Token<'_> {
 }
 
 /// What is left of a message.
-struct Unread<'m>(&'m [u8]);
+struct MessageRest<'m>(&'m [u8]);
 
-impl<'m> Unread<'m> {
+impl<'m> MessageRest<'m> {
     fn take(&mut self, count: usize) -> Result<&'m [u8], WireError> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(WireError::Truncated)?;
         self.0 = rest;
@@ -200,8 +200,8 @@ impl<'m> Unread<'m> {
 /// The named values of a message.
 ///
 /// Values that are nil are left out. Names that occur twice have their last value.
-pub fn decode(message: &[u8]) -> Result<Named, WireError> {
-    let mut unread = Unread(message);
+pub fn decode(message: &[u8]) -> Result<NamedValues, WireError> {
+    let mut unread = MessageRest(message);
     let count = match unread.next()? {
         Token::Map(count) => count,
         other => return Err(WireError::NoMap(other.kind())),
@@ -209,7 +209,7 @@ pub fn decode(message: &[u8]) -> Result<Named, WireError> {
     if count > MAX_ENTRIES {
         return Err(WireError::Entries(count));
     }
-    let mut named = Named::new();
+    let mut named = NamedValues::new();
     entries(&mut unread, count, &[], &mut named)?;
     match unread.0.len() {
         0 => Ok(named),
@@ -219,10 +219,10 @@ pub fn decode(message: &[u8]) -> Result<Named, WireError> {
 
 /// Takes the entries of a map that is found under these names, each in the one before it.
 fn entries<'m>(
-    unread: &mut Unread<'m>,
+    unread: &mut MessageRest<'m>,
     count: u32,
     within: &[&'m str],
-    named: &mut Named,
+    named: &mut NamedValues,
 ) -> Result<(), WireError> {
     if count.saturating_add(named.len() as u32) > MAX_ENTRIES {
         return Err(WireError::Entries(count));
@@ -247,7 +247,7 @@ fn entries<'m>(
             Token::List(count) => list(unread, count)?
                 .map_err(|found| refused(format!("a list with {found} in it; send a NumPy array")))?,
             Token::Map(count) => {
-                let mut again = Unread(unread.0);
+                let mut again = MessageRest(unread.0);
                 match map(unread, count)? {
                     Some(value) => value.map_err(refused)?,
                     None if within.len() == MAX_NESTED => {
@@ -278,7 +278,7 @@ fn listed(shape: Vec<usize>, values: Vec<f32>) -> Value {
 }
 
 /// A list of numbers, or what is in it instead.
-fn list(unread: &mut Unread<'_>, count: u32) -> Result<Result<Value, &'static str>, WireError> {
+fn list(unread: &mut MessageRest<'_>, count: u32) -> Result<Result<Value, &'static str>, WireError> {
     let (mut values, mut other) = (Vec::new(), None);
     for _ in 0..count {
         match unread.next()? {
@@ -310,7 +310,7 @@ struct Parts<'m> {
 }
 
 /// A map that stands for an array or a scalar of NumPy, or why it does not; none if it stands for neither.
-fn map(unread: &mut Unread<'_>, count: u32) -> Result<Option<Result<Value, String>>, WireError> {
+fn map(unread: &mut MessageRest<'_>, count: u32) -> Result<Option<Result<Value, String>>, WireError> {
     let mut parts = Parts::default();
     for _ in 0..count {
         let key = match unread.next()? {
@@ -407,7 +407,7 @@ fn numbers(data: &[u8], dtype: &str) -> Vec<f32> {
 
 /// The values of an answer, without its times.
 #[cfg(test)]
-pub fn decode_answer(message: &[u8]) -> Named {
+pub fn decode_answer(message: &[u8]) -> NamedValues {
     let timing = b"\xadserver_timing";
     let at = message.windows(timing.len()).rposition(|name| name == timing).expect("answers end with it");
     let mut flat = message[..at].to_vec();

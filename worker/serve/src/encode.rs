@@ -1,9 +1,9 @@
 //! Answers and metadata as msgpack, in the form that `decode` describes.
 
-use coxswain_task::{Named, Value};
+use coxswain_task::{NamedValues, Value};
 
 /// A message of named values, and of times in milliseconds under `server_timing`.
-pub fn encode(named: &Named, timing: &[(&str, f64)]) -> Vec<u8> {
+pub fn encode(named: &NamedValues, timing: &[(&str, f64)]) -> Vec<u8> {
     let mut out = Message::default();
     out.named(named, named.len() + 1);
     out.text("server_timing");
@@ -35,7 +35,7 @@ impl Message {
     }
 
     /// A map of so many entries that begins with these.
-    fn named(&mut self, named: &Named, entries: usize) {
+    fn named(&mut self, named: &NamedValues, entries: usize) {
         self.map(entries);
         for (name, value) in named {
             self.text(name);
@@ -114,7 +114,7 @@ impl Message {
 
 /// A message that is named values and nothing else, as a client writes it.
 #[cfg(test)]
-pub fn encode_flat(named: &Named) -> Vec<u8> {
+pub fn encode_flat(named: &NamedValues) -> Vec<u8> {
     let mut out = Message::default();
     out.named(named, named.len());
     out.0

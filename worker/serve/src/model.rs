@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use coxswain_task::{Named, RequestReader, Responder, Sample};
+use coxswain_task::{NamedValues, RequestReader, Responder, Sample};
 
 use crate::{clock::Stopwatch, error::ServeError, limits::MAX_CLIENTS, metrics::Metrics};
 
@@ -21,13 +21,13 @@ use crate::{clock::Stopwatch, error::ServeError, limits::MAX_CLIENTS, metrics::M
 const WARM_UPS: usize = 2;
 
 /// An answer, or why there is none.
-pub(crate) type Answer = Result<Named, String>;
+pub(crate) type Answer = Result<NamedValues, String>;
 
 /// Why there will be no answer any more.
 pub(crate) const GONE: &str = "the policy's thread has ended; restart the server";
 
 /// An observation on its way to the model.
-struct Waiting {
+struct Request {
     sample: Box<dyn Sample>,
     answer: SyncSender<Answer>,
 }
@@ -36,7 +36,7 @@ struct Waiting {
 #[derive(Clone)]
 pub struct Model {
     reader: Arc<dyn RequestReader>,
-    queue: SyncSender<Waiting>,
+    queue: SyncSender<Request>,
     metrics: Arc<Metrics>,
 }
 
@@ -87,7 +87,7 @@ impl Model {
     /// Asks for the answer to one observation, which comes to what is returned.
     pub(crate) fn ask(&self, sample: Box<dyn Sample>) -> Result<Receiver<Answer>, String> {
         let (answer, answered) = sync_channel(1);
-        self.queue.send(Waiting { sample, answer }).map_err(|_| GONE)?;
+        self.queue.send(Request { sample, answer }).map_err(|_| GONE)?;
         Ok(answered)
     }
 }
@@ -107,10 +107,10 @@ fn warm_up(responder: &dyn Responder, max_batch: usize) -> Result<(), String> {
 }
 
 /// Answers until the last client and the server are gone.
-fn answer_all(responder: &dyn Responder, waiting: &Receiver<Waiting>, max_batch: usize, metrics: &Metrics) {
+fn answer_all(responder: &dyn Responder, waiting: &Receiver<Request>, max_batch: usize, metrics: &Metrics) {
     while let Ok(first) = waiting.recv() {
         let (mut samples, mut answers) = (vec![first.sample], vec![first.answer]);
-        for Waiting { sample, answer } in waiting.try_iter().take(max_batch - 1) {
+        for Request { sample, answer } in waiting.try_iter().take(max_batch - 1) {
             samples.push(sample);
             answers.push(answer);
         }
@@ -133,7 +133,7 @@ fn each(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Vec<Answer> {
 }
 
 /// A panic below is the fault of one observation, or of many; the server stays.
-fn survived(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Result<Vec<Named>, String> {
+fn survived(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Result<Vec<NamedValues>, String> {
     let named = catch_unwind(AssertUnwindSafe(|| responder.answer(samples)))
         .map_err(|_| "the policy failed; see the server's log".to_owned())?
         .map_err(|error| error.to_string())?;

@@ -10,7 +10,9 @@ use std::{
     thread,
 };
 
-use coxswain_task::{BadRequest, Named, RequestReader, Responder, Sample, TaskError, Value, answers::SEED};
+use coxswain_task::{
+    BadRequest, NamedValues, RequestReader, Responder, Sample, TaskError, Value, answers::SEED,
+};
 use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::frame::coding::CloseCode};
 
 use crate::{
@@ -43,11 +45,11 @@ impl RequestReader for Terms {
         serde_json::json!({"policy": "adds", "inputs": {"number": [1]}})
     }
 
-    fn example(&self) -> Named {
+    fn example(&self) -> NamedValues {
         number(0.0)
     }
 
-    fn read(&self, request: &Named) -> Result<Box<dyn Sample>, BadRequest> {
+    fn read(&self, request: &NamedValues) -> Result<Box<dyn Sample>, BadRequest> {
         let seed = match request.get(SEED) {
             Some(Value::Integer(seed)) => *seed,
             _ => 0,
@@ -73,7 +75,7 @@ impl Responder for Adds {
         Arc::new(Terms)
     }
 
-    fn answer(&self, requests: &[Box<dyn Sample>]) -> Result<Vec<Named>, TaskError> {
+    fn answer(&self, requests: &[Box<dyn Sample>]) -> Result<Vec<NamedValues>, TaskError> {
         self.permits.iter().for_each(|permits| permits.recv().expect("the test lives"));
         let terms: Vec<&Term> = requests.iter().map(|request| request.content()).collect();
         if terms.iter().any(|term| term.number == 14.0) {
@@ -90,7 +92,7 @@ impl Responder for Adds {
     }
 }
 
-fn number(value: f32) -> Named {
+fn number(value: f32) -> NamedValues {
     [("number".to_owned(), Value::numbers(vec![1], vec![value]))].into()
 }
 
@@ -149,12 +151,12 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    fn ask(&mut self, named: &Named) -> Result<f32, String> {
+    fn ask(&mut self, named: &NamedValues) -> Result<f32, String> {
         self.send(named);
         self.hear()
     }
 
-    fn send(&mut self, named: &Named) {
+    fn send(&mut self, named: &NamedValues) {
         self.0.send(Message::binary(encode_flat(named))).unwrap();
     }
 

@@ -27,7 +27,7 @@ use crate::{clock::Stopwatch, error::ServeError};
 pub struct Tls(Arc<ServerConfig>);
 
 /// A client's stream, in clear.
-pub type Decrypted<S> = StreamOwned<ServerConnection, S>;
+pub type ClearStream<S> = StreamOwned<ServerConnection, S>;
 
 impl Tls {
     /// Reads a certificate, behind which those may follow that lead to its issuer's, and its key; both PEM.
@@ -66,7 +66,7 @@ impl Tls {
         &self,
         mut stream: S,
         patience: Duration,
-    ) -> io::Result<Decrypted<S>> {
+    ) -> io::Result<ClearStream<S>> {
         let mut connection = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         let stopwatch = Stopwatch::start();
         while connection.is_handshaking() || connection.wants_write() {
@@ -88,7 +88,7 @@ impl Tls {
 }
 
 /// Tells a client that nothing follows.
-pub(crate) fn close<S: Read + Write>(stream: &mut Decrypted<S>) {
+pub(crate) fn close<S: Read + Write>(stream: &mut ClearStream<S>) {
     stream.conn.send_close_notify();
     // It may have gone.
     let _ = stream.flush();

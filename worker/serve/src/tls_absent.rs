@@ -17,9 +17,9 @@ impl Tls {
         Err(ServeError::WithoutTls)
     }
 
-    pub(crate) fn accept<S>(&self, _stream: S, _patience: Duration) -> io::Result<Decrypted<S>> {
+    pub(crate) fn accept<S>(&self, _stream: S, _patience: Duration) -> io::Result<ClearStream<S>> {
         match *self {}
     }
 }
 
-pub(crate) fn close<S>(_stream: &mut Decrypted<S>) {}
+pub(crate) fn close<S>(_stream: &mut ClearStream<S>) {}

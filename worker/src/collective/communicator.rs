@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coxswain_proto::ids::Rank;
 
-use super::{AbortHandle, Ahead, Buf, BufMut, CollectiveError, Progress, Reduce};
+use super::{AbortHandle, Buf, BufMut, CollectiveError, GatherPeek, Progress, Reduce};
 use coxswain_nn::params::Cuts;
 
 /// A communicator of one generation.
@@ -80,7 +80,7 @@ pub trait Collective {
 
     /// A look, from outside any collective, at an all-gather of `length` f64 that may be the next one: what
     /// the ranks before this one have brought already. None where that cannot be seen.
-    fn ahead(&self, _length: usize) -> Option<Ahead> {
+    fn ahead(&self, _length: usize) -> Option<GatherPeek> {
         None
     }
 

@@ -29,11 +29,11 @@ use coxswain_proto::{ids::Rank, run_spec::Collectives};
 use half::bf16;
 
 use super::{
-    AbortHandle, Ahead, Buf, BufMut, Collective, CollectiveError, Computes, Cuts, Offer, Place, Progress,
-    Reduce, Ring, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,
+    AbortHandle, Buf, BufMut, Collective, CollectiveError, Computes, Cuts, GatherPeek, Offer, Place,
+    Progress, Reduce, Ring, Transfer, TransferBuffer, TransferKind, Transport, TransportError, TransportId,
     TransportSource, check_distance, check_root, chunk,
     mixture::{self, named},
-    ring::{Call, Element, Entered, Operation},
+    ring::{Call, Element, Entry, Operation},
     through_host,
 };
 use crate::clock;
@@ -249,7 +249,7 @@ impl HybridCollective {
     }
 
     /// Waits for the transfer in flight, with an eye on the ring.
-    fn wait(&mut self, entered: &Entered, operation: Operation) -> Result<(), CollectiveError> {
+    fn wait(&mut self, entered: &Entry, operation: Operation) -> Result<(), CollectiveError> {
         let (sequence, name) = (entered.sequence(), operation.name());
         let mut departed: Option<(Rank, Instant)> = None;
         loop {
@@ -280,7 +280,7 @@ impl HybridCollective {
     }
 
     /// Leaves the communicator for good.
-    fn broken(&mut self, entered: &Entered, operation: Operation, error: &TransportError) -> CollectiveError {
+    fn broken(&mut self, entered: &Entry, operation: Operation, error: &TransportError) -> CollectiveError {
         self.transport.abort();
         self.ring.give_up(format!("the transport has failed before: {error}"));
         CollectiveError::Transport {
@@ -392,7 +392,7 @@ impl Collective for HybridCollective {
         self.ring.barrier()
     }
 
-    fn ahead(&self, length: usize) -> Option<Ahead> {
+    fn ahead(&self, length: usize) -> Option<GatherPeek> {
         // A large one sends its header alone over the ring.
         self.stays(length * size_of::<f64>()).then(|| self.ring.ahead(length)).flatten()
     }

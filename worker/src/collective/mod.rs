@@ -39,7 +39,7 @@ pub use error::{CollectiveError, JoinError};
 pub use handles::{AbortHandle, Progress};
 pub use hybrid::{Brings, HybridCollective, join};
 pub use mixture::Computes;
-pub use ring::{Ahead, Membership, Ring, RingAbort, RingListener};
+pub use ring::{GatherPeek, Membership, Ring, RingAbort, RingListener};
 #[cfg(test)]
 pub(crate) use ring::{loopback, loopback_over};
 pub use solo::Solo;

@@ -58,21 +58,21 @@ impl RingKey {
     }
 
     /// A proof that `role` has this key, in the conversation that began with `opening` and `challenge`.
-    pub(super) fn prove(&self, role: Role, heard: &Heard<'_>) -> [u8; PROOF] {
+    pub(super) fn prove(&self, role: Role, heard: &Transcript<'_>) -> [u8; PROOF] {
         let mut mac = blake3::Hasher::new_keyed(&self.key);
         mac.update(&[role as u8]).update(heard.opening).update(heard.challenge).update(heard.answer);
         *mac.finalize().as_bytes()
     }
 
     /// Whether `proof` is one. Takes as long for one that is nearly right.
-    pub(super) fn proves(&self, role: Role, heard: &Heard<'_>, proof: [u8; PROOF]) -> bool {
+    pub(super) fn proves(&self, role: Role, heard: &Transcript<'_>, proof: [u8; PROOF]) -> bool {
         blake3::Hash::from(self.prove(role, heard)) == blake3::Hash::from(proof)
     }
 }
 
 /// What both sides have heard; each part has one length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heard<'a> {
+pub(super) struct Transcript<'a> {
     pub opening: &'a [u8],
     pub challenge: &'a [u8; NONCE],
     /// Empty in the caller's proof, which comes before it.
@@ -88,16 +88,16 @@ mod tests {
         let token = Token::fresh(Scope::Worker).expect("randomness");
         let (key, other) = (RingKey::of(&token), RingKey::of(&Token::fresh(Scope::All).expect("randomness")));
         let challenge = nonce().expect("randomness");
-        let heard = Heard { opening: b"opening", challenge: &challenge, answer: b"" };
+        let heard = Transcript { opening: b"opening", challenge: &challenge, answer: b"" };
         let proof = key.prove(Role::Caller, &heard);
         assert!(key.proves(Role::Caller, &heard, proof));
         assert!(!key.proves(Role::Called, &heard, proof), "it cannot be sent back");
         assert!(!other.proves(Role::Caller, &heard, proof));
         let again = nonce().expect("randomness");
         for replayed in [
-            Heard { challenge: &again, ..heard },
-            Heard { opening: b"0pening", ..heard },
-            Heard { answer: b"welcome", ..heard },
+            Transcript { challenge: &again, ..heard },
+            Transcript { opening: b"0pening", ..heard },
+            Transcript { answer: b"welcome", ..heard },
         ] {
             assert!(!key.proves(Role::Caller, &replayed, proof), "{replayed:?}");
         }

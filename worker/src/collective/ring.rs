@@ -53,9 +53,9 @@ mod welcome;
 mod wire;
 
 pub use abort::RingAbort;
-pub use ahead::Ahead;
+pub use ahead::GatherPeek;
 pub use connected::Ring;
-pub(super) use connected::{Call, Entered};
+pub(super) use connected::{Call, Entry};
 pub(super) use element::Element;
 pub use join::Membership;
 pub use sockets::RingListener;

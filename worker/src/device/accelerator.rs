@@ -6,7 +6,7 @@ use std::{
 };
 
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, Width, Written};
+use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Losses, Reply, Responder, TaskError, Width};
 
 use crate::{
     collective::{RingListener, TransportError, TransportSource},
@@ -136,7 +136,7 @@ pub trait Accelerator: Sync {
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>>;
 
     /// See [`Tasks::generate`](super::Tasks::generate).
-    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError>;
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError>;
 
     /// See [`Tasks::convert`](super::Tasks::convert).
     fn convert(&self, job: &ConvertJob<'_>, gpu: usize) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError>;
@@ -157,12 +157,12 @@ pub trait Accelerator: Sync {
 
 /// A build without GPUs.
 #[derive(Clone, Copy, Debug)]
-pub struct Absent {
+pub struct NoAccelerator {
     /// Whether the machine has the driver nonetheless.
     pub driver: fn() -> bool,
 }
 
-impl Accelerator for Absent {
+impl Accelerator for NoAccelerator {
     fn probe(&self) -> Result<Gpus, NoGpus> {
         Err(NoGpus::NotBuilt { driver: (self.driver)() })
     }
@@ -202,7 +202,7 @@ impl Accelerator for Absent {
         never(gpu)
     }
 
-    fn generate(&self, _job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+    fn generate(&self, _job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError> {
         never(gpu)
     }
 

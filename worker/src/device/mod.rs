@@ -1,7 +1,7 @@
 //! What a worker computes on, chosen at run time: the CPU, or one NVIDIA GPU.
 //!
 //! ```text
-//! accelerator   what a build with GPUs can do with them; `Absent` is its null object
+//! accelerator   what a build with GPUs can do with them; `NoAccelerator` is its null object
 //! choose        `launch.device` and the local rank to a device
 //! tasks         what this program can train, and on what
 //! chosen        a trainer that knows its device when it has read the run
@@ -21,7 +21,7 @@ mod tasks;
 mod tests;
 
 pub use self::{
-    accelerator::{Absent, Accelerator, Gpus, NoGpus, Version},
+    accelerator::{Accelerator, Gpus, NoAccelerator, NoGpus, Version},
     choose::choose,
     chosen::{ChosenTrainer, refusal},
     tasks::Tasks,

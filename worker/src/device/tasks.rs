@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use burn::backend::Flex;
 use coxswain_nn::kernels::pool;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Responder, TaskError, TaskOn, Written};
+use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Reply, Responder, TaskError, TaskOn};
 
 use super::{Accelerator, Device};
 use crate::{
     selftest::{self, Finding, Sizes},
-    train::{self, ExportJob, Exported, HeldOutError, TrainError, UnknownTask},
+    train::{self, ExportJob, ExportSummary, HeldOutError, TrainError, UnknownTask},
 };
 
 /// What this program can train, and on what.
@@ -37,7 +37,7 @@ impl Tasks {
     }
 
     /// Writes what a user takes away of a checkpoint of a run; on the CPU, which every machine has.
-    pub fn export(&self, spec: &RunSpec, job: &ExportJob) -> Result<Exported, TrainError> {
+    pub fn export(&self, spec: &RunSpec, job: &ExportJob) -> Result<ExportSummary, TrainError> {
         train::export_run(self.of(spec)?, spec, job, &Default::default())
     }
 
@@ -57,11 +57,7 @@ impl Tasks {
     }
 
     /// Answers to prompts, computed on `device`; nothing if what the run's task trains writes no text.
-    pub fn generate(
-        &self,
-        job: &GenerateJob<'_>,
-        device: Device,
-    ) -> Result<Option<Vec<Written>>, TrainError> {
+    pub fn generate(&self, job: &GenerateJob<'_>, device: Device) -> Result<Option<Vec<Reply>>, TrainError> {
         pool::join();
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.generate(job, &Default::default()).transpose()?),

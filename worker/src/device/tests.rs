@@ -6,7 +6,7 @@ use coxswain_proto::{
     run_spec::{DeviceChoice, RunSpec},
 };
 use coxswain_task::{
-    ConvertJob, ForwardJob, GenerateJob, Losses, Responder, TaskError, TaskOn, Width, Written,
+    ConvertJob, ForwardJob, GenerateJob, Losses, Reply, Responder, TaskError, TaskOn, Width,
 };
 use coxswain_tasks::vla_flow::VlaFlow;
 
@@ -19,7 +19,7 @@ use crate::{
     trainer::{DataSetFacts, Trainer, TrainerFailure, TrainerOutcome},
 };
 
-const ABSENT: Absent = Absent { driver: || false };
+const ABSENT: NoAccelerator = NoAccelerator { driver: || false };
 
 /// A machine of so many GPUs, or of one obstacle.
 struct Machine(Result<usize, NoGpus>);
@@ -67,7 +67,7 @@ impl Accelerator for Machine {
         ABSENT.forward(job, gpu)
     }
 
-    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Written>>, TrainError> {
+    fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError> {
         ABSENT.generate(job, gpu)
     }
 
@@ -175,7 +175,7 @@ fn devices_and_versions_are_named_as_everywhere() {
 #[test]
 fn a_build_without_gpus_says_whether_the_machine_has_a_driver_and_how_to_build_another() {
     for driver in [|| true, || false] {
-        let missing = Absent { driver }.probe().expect_err("there are no GPUs in this build");
+        let missing = NoAccelerator { driver }.probe().expect_err("there are no GPUs in this build");
         assert_eq!(missing, NoGpus::NotBuilt { driver: driver() });
         assert!(missing.to_string().contains("cargo build --release --features cuda"), "{missing}");
     }

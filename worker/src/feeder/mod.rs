@@ -28,5 +28,5 @@ mod upcoming;
 pub use coxswain_data::DataError;
 pub use prefetch::Prefetcher;
 pub use queue::StepRequest;
-pub use rows::{KeptFeatures, Missing, Prepared};
-pub use upcoming::Upcoming;
+pub use rows::{KeptFeatures, RowBatch, UncachedRow};
+pub use upcoming::DeferredRow;

@@ -60,7 +60,7 @@ const DEADLY: [Signal; 5] =
 
 /// A sample that a step needs, where it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct SampleNote {
     /// In which generation.
     pub generation: Generation,
     /// In which epoch.
@@ -207,7 +207,7 @@ pub fn make() -> io::Result<(File, String)> {
 
 /// The sample that the thread was reading which caught the signal that ended its process; nothing if none has
 /// caught it, or one that reads no sample.
-pub fn killing(note: &File) -> Option<Noted> {
+pub fn killing(note: &File) -> Option<SampleNote> {
     let mut bytes = vec![0; LEN];
     note.read_exact_at(&mut bytes, 0).ok()?;
     let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -215,7 +215,7 @@ pub fn killing(note: &File) -> Option<Noted> {
     let number = usize::try_from(words[0]).ok().filter(|number| (1..=ENTRIES).contains(number))?;
     let [READING, generation, epoch, position, row, begin, end, _] = *entry(number)? else { return None };
     let row = DamagedRow { row, begin, end };
-    Some(Noted { generation: Generation(generation), epoch, position, row })
+    Some(SampleNote { generation: Generation(generation), epoch, position, row })
 }
 
 #[cfg(test)]
@@ -235,9 +235,9 @@ mod tests {
         (ENTRY * number..).zip([state, 3, 1, position, 40, 25, 41]).collect()
     }
 
-    fn noted(position: u64) -> Option<Noted> {
+    fn noted(position: u64) -> Option<SampleNote> {
         let row = DamagedRow { row: 40, begin: 25, end: 41 };
-        Some(Noted { generation: Generation(3), epoch: 1, position, row })
+        Some(SampleNote { generation: Generation(3), epoch: 1, position, row })
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::{hint::black_box, sync::LazyLock};
 const VARIABLE: &str = "COX_FAULT_SAMPLE";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum CrashKind {
     Stack,
     Abort,
 }
 
-static POISON: LazyLock<Option<(u64, How)>> = LazyLock::new(|| {
+static POISON: LazyLock<Option<(u64, CrashKind)>> = LazyLock::new(|| {
     let text = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty())?;
     let poison = parse(&text);
     if poison.is_none() {
@@ -26,8 +26,8 @@ static POISON: LazyLock<Option<(u64, How)>> = LazyLock::new(|| {
 /// Ends the process if this sample is the one.
 pub(super) fn taste(index: u64) {
     match *POISON {
-        Some((poison, How::Abort)) if poison == index => std::process::abort(),
-        Some((poison, How::Stack)) if poison == index => {
+        Some((poison, CrashKind::Abort)) if poison == index => std::process::abort(),
+        Some((poison, CrashKind::Stack)) if poison == index => {
             black_box(exhaust(black_box(u64::MAX)));
         }
         _ => {}
@@ -40,12 +40,12 @@ fn exhaust(calls: u64) -> u64 {
     if calls == 0 { 0 } else { exhaust(calls - 1).wrapping_add(filling[0]) }
 }
 
-fn parse(text: &str) -> Option<(u64, How)> {
+fn parse(text: &str) -> Option<(u64, CrashKind)> {
     let field =
         |name: &str| text.split_whitespace().find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
     let how = match field("how")? {
-        "stack" => How::Stack,
-        "abort" => How::Abort,
+        "stack" => CrashKind::Stack,
+        "abort" => CrashKind::Abort,
         _ => return None,
     };
     Some((field("index")?.parse().ok()?, how))
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn a_poison_names_a_sample_and_a_way() {
-        assert_eq!(parse("how=stack index=7"), Some((7, How::Stack)));
-        assert_eq!(parse("index=7 how=abort"), Some((7, How::Abort)));
+        assert_eq!(parse("how=stack index=7"), Some((7, CrashKind::Stack)));
+        assert_eq!(parse("index=7 how=abort"), Some((7, CrashKind::Abort)));
         assert_eq!(parse("index=7"), None);
     }
 }

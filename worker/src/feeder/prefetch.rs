@@ -33,7 +33,7 @@ use coxswain_task::Samples;
 
 use super::{
     queue::{SharedQueue, StepRequest},
-    rows::Prepared,
+    rows::RowBatch,
 };
 
 /// Steps on record at once. Requests are a few words each; more than this means that no batches are taken.
@@ -114,7 +114,7 @@ impl Prefetcher {
 
     /// The next micro-batch of `step`; `None` after its last. Asking for a later step than before forgets the
     /// earlier ones.
-    pub fn next(&mut self, step: Step) -> Result<Option<Prepared>, DataError> {
+    pub fn next(&mut self, step: Step) -> Result<Option<RowBatch>, DataError> {
         let mut state = self.shared.lock();
         while state.requests.front().is_some_and(|(_, r)| r.step < step) {
             state.requests.pop_front();
@@ -151,7 +151,7 @@ impl Prefetcher {
 
     /// A micro-batch of a step that is not on record, read here and now by the threads that read; none behind
     /// the last. What is on record is not touched.
-    pub fn aside(&self, request: &StepRequest, number: u64) -> Result<Option<Prepared>, DataError> {
+    pub fn aside(&self, request: &StepRequest, number: u64) -> Result<Option<RowBatch>, DataError> {
         if number >= request.micro_batches() {
             return Ok(None);
         }
@@ -166,7 +166,7 @@ impl Prefetcher {
         &mut self,
         step: Step,
         micro_batch: usize,
-        last: Option<Prepared>,
+        last: Option<RowBatch>,
     ) -> Result<(), DataError> {
         let mut state = self.shared.lock();
         state.requests.retain(|(_, r)| r.step >= step);

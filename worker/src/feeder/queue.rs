@@ -14,7 +14,7 @@ use rayon::ThreadPool;
 use coxswain_data::{DataError, SampleOrder, surviving::words};
 use coxswain_task::Samples;
 
-use super::rows::{KeptFeatures, Prepared, Wanted, prepare};
+use super::rows::{KeptFeatures, RowBatch, SampleRequest, prepare};
 
 /// What this rank consumes in one step.
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ pub(super) struct State {
     pub planned: u64,
     pub started: u64,
     pub taken: u64,
-    pub done: BTreeMap<u64, Result<Prepared, DataError>>,
+    pub done: BTreeMap<u64, Result<RowBatch, DataError>>,
     /// Rises with every replan; what older jobs bring is dropped.
     pub plan: u64,
     /// Samples that are kept ready where features may be missing, if that is more than `depth` micro-batches.
@@ -202,15 +202,15 @@ impl SharedQueue {
     }
 
     /// A micro-batch of a request that is not on record.
-    pub fn make_aside(&self, request: &StepRequest, number: u64) -> Result<Prepared, DataError> {
+    pub fn make_aside(&self, request: &StepRequest, number: u64) -> Result<RowBatch, DataError> {
         let StepRequest { step, epoch, ref kept, .. } = *request;
         let positions = request.part(number).collect();
         self.make(&Job { plan: 0, number, step, epoch, positions, kept: kept.clone() })
     }
 
-    fn make(&self, job: &Job) -> Result<Prepared, DataError> {
+    fn make(&self, job: &Job) -> Result<RowBatch, DataError> {
         let sample = |&position: &u64| {
-            let found = self.order.sample(job.epoch, position).map(|index| Wanted { position, index });
+            let found = self.order.sample(job.epoch, position).map(|index| SampleRequest { position, index });
             found.ok_or(DataError::OutOfRange {
                 what: "training position",
                 index: position,
@@ -220,7 +220,7 @@ impl SharedQueue {
         let wanted = job.positions.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
         let prepared = || prepare(&*self.samples, job.step, job.epoch, &wanted, job.kept.as_ref());
         self.readers.install(prepared).map_err(|(place, source)| {
-            let (epoch, Wanted { position, index }) = (job.epoch, wanted[place]);
+            let (epoch, SampleRequest { position, index }) = (job.epoch, wanted[place]);
             let row = self.samples.damaged_row(index, &source);
             DataError::AtPosition { epoch, position, row, source: Box::new(source) }
         })

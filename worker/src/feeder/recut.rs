@@ -19,7 +19,7 @@ use coxswain_proto::ids::Step;
 
 use super::{
     queue::{SharedQueue, State, StepRequest},
-    rows::{Prepared, Row, put_together},
+    rows::{Row, RowBatch, put_together},
 };
 use coxswain_data::DataError;
 use coxswain_task::Samples;
@@ -29,7 +29,7 @@ pub(super) type Rows = BTreeMap<(Step, u64), Row>;
 
 impl State {
     /// The rows of these micro-batches, as far as their steps are on record.
-    pub(super) fn take_apart(&self, samples: &dyn Samples, ready: impl Iterator<Item = Prepared>) -> Rows {
+    pub(super) fn take_apart(&self, samples: &dyn Samples, ready: impl Iterator<Item = RowBatch>) -> Rows {
         let mut rows = Rows::new();
         for prepared in ready {
             let step = prepared.batch.step();
@@ -44,7 +44,7 @@ impl State {
 
 impl SharedQueue {
     /// The micro-batches of the requests on record that these rows make, by number.
-    pub(super) fn recut(&self, state: &State, mut rows: Rows) -> BTreeMap<u64, Result<Prepared, DataError>> {
+    pub(super) fn recut(&self, state: &State, mut rows: Rows) -> BTreeMap<u64, Result<RowBatch, DataError>> {
         let mut made = BTreeMap::new();
         for (first, request) in &state.requests {
             let most = state.taken + self.bound(state, request) + 1;

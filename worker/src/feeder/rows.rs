@@ -42,11 +42,11 @@ impl fmt::Debug for KeptFeatures {
 
 /// A micro-batch, and what is still to be done for it.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct RowBatch {
     /// The rows. If features are asked for there are no pixels, and room for the features of missing rows.
     pub batch: Box<dyn Batch>,
     /// Rows whose features are to be computed, in order.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<UncachedRow>,
     /// Rows whose features were computed, not found.
     pub computed: Vec<usize>,
     /// Rows that were taken out to compute their features, and not put back.
@@ -59,7 +59,7 @@ pub struct Prepared {
 
 /// A row whose features the store does not have.
 #[derive(Clone, Debug)]
-pub struct Missing {
+pub struct UncachedRow {
     /// Which row of the micro-batch.
     pub row: usize,
     /// The place of its features among the values of the micro-batch.
@@ -72,7 +72,7 @@ pub struct Missing {
 
 /// A sample that a step takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct SampleRequest {
     /// Its position in the epoch's order.
     pub position: u64,
     /// Its index in the data set.
@@ -86,12 +86,12 @@ pub(super) fn prepare(
     samples: &dyn Samples,
     step: Step,
     epoch: u64,
-    wanted: &[Wanted],
+    wanted: &[SampleRequest],
     kept: Option<&KeptFeatures>,
-) -> Result<Prepared, (usize, DataError)> {
+) -> Result<RowBatch, (usize, DataError)> {
     let unread = DataError::Pipeline("it ended the process that read it".into());
     let row = |place: usize| {
-        let Wanted { position, index } = wanted[place];
+        let SampleRequest { position, index } = wanted[place];
         let _reading = note::reading(epoch, position, || samples.damaged_row(index, &unread));
         poison::taste(index);
         match kept {
@@ -117,7 +117,7 @@ pub(super) struct Row {
     /// Features, unless they are missing.
     values: Vec<f32>,
     /// What to compute them from, where they are missing; its place is within this row.
-    missing: Option<Missing>,
+    missing: Option<UncachedRow>,
     /// Whether its features were computed.
     computed: bool,
     read: Duration,
@@ -151,7 +151,7 @@ impl Row {
         let mut sample = samples.read(index)?;
         let Inputs { ids, shapes } = sample.inputs();
         let values = kept.shape.values(&ids, &shapes);
-        let missing = Some(Missing { row: 0, place: 0..values, key, seen: sample.take_seen() });
+        let missing = Some(UncachedRow { row: 0, place: 0..values, key, seen: sample.take_seen() });
         Ok(Self { missing, read, damaged, ..Self::of(sample) })
     }
 }
@@ -170,12 +170,12 @@ fn read_record(kept: &KeptFeatures, key: &SampleKey) -> Option<Result<(Inputs, V
     Some(read.map(|()| (inputs, values)))
 }
 
-impl Prepared {
+impl RowBatch {
     /// The rows it is made of, as they were when it was, or with features that have come since. Those that
     /// are lent are not among them: their features are neither there nor missing.
     pub(super) fn into_rows(self, samples: &dyn Samples, kept: Option<&KeptFeatures>) -> Vec<Row> {
         let Self { batch, missing, computed, lent, mut read, damaged } = self;
-        let mut missing: BTreeMap<usize, Missing> =
+        let mut missing: BTreeMap<usize, UncachedRow> =
             missing.into_iter().map(|missing| (missing.row, missing)).collect();
         let (mut damaged, mut begin, mut rows) = (damaged.into_iter(), 0, Vec::with_capacity(batch.len()));
         for (number, sample) in samples.take_apart(&*batch).into_iter().enumerate() {
@@ -188,7 +188,7 @@ impl Prepared {
             if lent.contains(&number) {
                 continue;
             }
-            let missing = missing.remove(&number).map(|missing| Missing { place: 0..size, ..missing });
+            let missing = missing.remove(&number).map(|missing| UncachedRow { place: 0..size, ..missing });
             let values = match (&missing, batch.features()) {
                 (None, Some(features)) => features.values.get(place).map(<[f32]>::to_vec),
                 _ => Some(Vec::new()),
@@ -208,7 +208,7 @@ pub(super) fn put_together(
     step: Step,
     rows: Vec<Row>,
     kept: Option<&KeptFeatures>,
-) -> Prepared {
+) -> RowBatch {
     let (mut all, mut missing, mut computed) = (Vec::with_capacity(rows.len()), Vec::new(), Vec::new());
     let (mut read, mut damaged) = (Duration::ZERO, Vec::new());
     let len = |row: &Row| row.missing.as_ref().map_or(row.values.len(), |missing| missing.place.len());
@@ -218,7 +218,7 @@ pub(super) fn put_together(
         match row.missing {
             Some(lacking) => {
                 values.resize(begin + lacking.place.len(), 0.0);
-                missing.push(Missing { row: all.len(), place: begin..values.len(), ..lacking });
+                missing.push(UncachedRow { row: all.len(), place: begin..values.len(), ..lacking });
             }
             None => values.extend_from_slice(&row.values),
         }
@@ -231,5 +231,5 @@ pub(super) fn put_together(
     if let Some(kept) = kept {
         *batch.features_mut() = Some(CachedFeatures { width: kept.shape.width, values });
     }
-    Prepared { batch, missing, computed, lent: Vec::new(), read, damaged }
+    RowBatch { batch, missing, computed, lent: Vec::new(), read, damaged }
 }

@@ -8,16 +8,16 @@
 
 use super::{
     prefetch::Prefetcher,
-    rows::{Missing, Prepared},
+    rows::{RowBatch, UncachedRow},
 };
 
 /// A row that was taken out of a micro-batch which waits.
 #[derive(Clone, Debug)]
-pub struct Upcoming {
+pub struct DeferredRow {
     /// Which micro-batch.
     job: u64,
     /// The row.
-    pub missing: Missing,
+    pub missing: UncachedRow,
 }
 
 impl Prefetcher {
@@ -29,14 +29,14 @@ impl Prefetcher {
     }
 
     /// Takes out up to `limit` rows without features, in the order in which they will be due. Never blocks.
-    pub fn upcoming(&mut self, limit: usize) -> Vec<Upcoming> {
+    pub fn upcoming(&mut self, limit: usize) -> Vec<DeferredRow> {
         let mut state = self.shared.lock();
         let mut taken = Vec::new();
         for (&job, made) in &mut state.done {
-            let Ok(Prepared { missing, lent, .. }) = made else { break };
+            let Ok(RowBatch { missing, lent, .. }) = made else { break };
             let count = missing.len().min(limit - taken.len());
             lent.extend(missing[..count].iter().map(|missing| missing.row));
-            taken.extend(missing.drain(..count).map(|missing| Upcoming { job, missing }));
+            taken.extend(missing.drain(..count).map(|missing| DeferredRow { job, missing }));
             if taken.len() == limit {
                 break;
             }
@@ -46,7 +46,7 @@ impl Prefetcher {
 
     /// Puts the features of a row in their place. `computed` says whether they were made, and not found after
     /// all.
-    pub fn put_back(&mut self, row: &Upcoming, values: &[f32], computed: bool) {
+    pub fn put_back(&mut self, row: &DeferredRow, values: &[f32], computed: bool) {
         let mut state = self.shared.lock();
         let Some(Ok(prepared)) = state.done.get_mut(&row.job) else { return };
         if let Some(features) = prepared.batch.features_mut() {

@@ -55,7 +55,7 @@ fn in_time(
 /// Writes, makes durable, removes; bytes that are free, where that is known.
 fn write_and_remove(dir: &Path) -> io::Result<Option<u64>> {
     fs::create_dir_all(dir)?;
-    let path = Removed(dir.join(format!(".health-{}", std::process::id())));
+    let path = ScratchFile(dir.join(format!(".health-{}", std::process::id())));
     let mut file = in_place::make_anew(&path.0)?;
     file.write_all(&[0x5a; 4096])?;
     file.sync_all()?;
@@ -66,9 +66,9 @@ fn write_and_remove(dir: &Path) -> io::Result<Option<u64>> {
 }
 
 /// Removed when it is dropped.
-struct Removed(PathBuf);
+struct ScratchFile(PathBuf);
 
-impl Drop for Removed {
+impl Drop for ScratchFile {
     fn drop(&mut self) {
         // It may not be there.
         let _ = fs::remove_file(&self.0);

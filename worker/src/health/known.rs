@@ -44,13 +44,13 @@ pub enum WrongResult {
 }
 
 /// A matrix of whole numbers, row by row.
-struct Whole {
+struct IntegerMatrix {
     rows: usize,
     columns: usize,
     values: Vec<i64>,
 }
 
-impl Whole {
+impl IntegerMatrix {
     /// Numbers from -7 to 7, another pattern for each `seed`.
     fn pattern(rows: usize, columns: usize, seed: usize) -> Self {
         let value = |at: usize| ((at * (2 * seed + 3) + at / 11) % 15) as i64 - 7;
@@ -114,9 +114,9 @@ pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult>
     if let Some(fault) = InjectedFault::of(Check::Known) {
         return Err(WrongResult::Injected(fault));
     }
-    let x = Whole::pattern(ROWS, INPUTS, 1);
-    let w = Whole::pattern(OUTPUTS, INPUTS, 2);
-    let dy = Whole::pattern(ROWS, OUTPUTS, 3);
+    let x = IntegerMatrix::pattern(ROWS, INPUTS, 1);
+    let w = IntegerMatrix::pattern(OUTPUTS, INPUTS, 2);
+    let dy = IntegerMatrix::pattern(ROWS, OUTPUTS, 3);
     let (x_ni, w_oi, dy_no) = (x.on::<B>(device), w.on::<B>(device), dy.on::<B>(device));
     let y_no = <B as LinearOps>::linear(x_ni.clone(), w_oi.clone(), None);
     x.times(&w.transposed()).expect("layer", y_no)?;
@@ -154,8 +154,8 @@ mod tests {
 
     #[test]
     fn one_wrong_element_is_found_and_named() {
-        let exact = Whole::pattern(3, 4, 1);
-        let mut wrong = Whole::pattern(3, 4, 1);
+        let exact = IntegerMatrix::pattern(3, 4, 1);
+        let mut wrong = IntegerMatrix::pattern(3, 4, 1);
         wrong.values[7] += 1;
         let found = exact.expect("layer", wrong.on::<Flex>(&Default::default()));
         let Err(WrongResult::Element { what: "layer", at: 7, .. }) = found else { panic!("{found:?}") };
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn products_of_whole_numbers_are_those_of_arithmetic() {
-        let a = Whole { rows: 2, columns: 2, values: vec![1, 2, 3, 4] };
-        let b = Whole { rows: 2, columns: 1, values: vec![5, 6] };
+        let a = IntegerMatrix { rows: 2, columns: 2, values: vec![1, 2, 3, 4] };
+        let b = IntegerMatrix { rows: 2, columns: 1, values: vec![5, 6] };
         assert_eq!(a.times(&b).values, [17, 39]);
         assert_eq!(a.transposed().values, [1, 3, 2, 4]);
         // Every sum is exact: the largest is far below 2^24.

@@ -122,8 +122,8 @@ mod tests {
     #[test]
     fn a_gpu_is_followed_until_nobody_listens() {
         /// A GPU with one error after the other, and a memory error between them.
-        struct Failing(Mutex<(u64, Vec<u64>)>);
-        impl Driver for Failing {
+        struct FailingGpu(Mutex<(u64, Vec<u64>)>);
+        impl Driver for FailingGpu {
             fn health(&self, _: usize) -> GpuHealth {
                 gpu(self.0.lock().expect("it does not panic").0)
             }
@@ -134,7 +134,7 @@ mod tests {
             }
         }
         let (send, heard) = mpsc::channel();
-        follow(Arc::new(Failing(Mutex::new((0, vec![31, 94])))), 3, move |reports| {
+        follow(Arc::new(FailingGpu(Mutex::new((0, vec![31, 94])))), 3, move |reports| {
             reports.into_iter().all(|report| send.send(report).is_ok())
         });
         let told: Vec<_> = heard.iter().take(3).collect();

@@ -7,7 +7,7 @@ use coxswain_proto::cache_plan::CacheGeneration;
 
 /// One step's share of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leased {
+pub struct StepShare {
     /// Positions within the step's batch.
     pub slice: Range<u64>,
     /// Where the step takes its features from.

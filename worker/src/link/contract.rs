@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
-    cache_plan::{CacheReport, Decided},
+    cache_plan::{CacheDecision, CacheReport},
     ids::{Bytes, Generation, Rank, Step},
     memory::Comparison,
     order::DamagedRow,
 };
 
-use super::{Leased, Phase, PhaseMemory, StateSource, StepReport};
+use super::{Phase, PhaseMemory, StateSource, StepReport, StepShare};
 use crate::collective::{AbortHandle, Progress};
 
 /// A rank's place in one generation.
@@ -164,14 +164,14 @@ pub trait Link {
     /// Where the lease depends on a measurement of drift (`cache.rebuild_above`, at the end of a live phase),
     /// rank 0 must have reported it before: nothing beyond that step is leased until then. So only the step
     /// that runs next is waited for; those ahead of it are asked for with [`Link::lease_ahead`].
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError>;
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError>;
 
     /// As [`Link::lease`], but nothing if the step is not leased yet. Never blocks.
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError>;
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError>;
 
     /// The newest decision about the features of steps before `step`, where only this link keeps it: it goes
     /// into checkpoints.
-    fn decided(&self, _step: Step) -> Option<Decided> {
+    fn decided(&self, _step: Step) -> Option<CacheDecision> {
         None
     }
 

@@ -3,14 +3,14 @@
 //! cache phases as a coordinator would.
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, CachePhaseTable, CacheReport, Decided, Evidence, StepCachePhase},
+    cache_plan::{CacheDecision, CacheGeneration, CachePhaseTable, CacheReport, Evidence, StepCachePhase},
     ids::{Generation, Rank, Step},
     plan::Plan,
     run_spec::Cache,
 };
 
 use super::{
-    Assignment, CacheNamespace, CachePhase, Commands, Leased, Link, LinkError, Phase, Report, spans,
+    Assignment, CacheNamespace, CachePhase, Commands, Link, LinkError, Phase, Report, StepShare, spans,
 };
 
 /// A world of one, without a coordinator.
@@ -33,7 +33,7 @@ impl SoloLink {
 
     /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
     /// a coordinator nothing else remembers which generation serves, or is to be compared with.
-    pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<Decided>) -> Self {
+    pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<CacheDecision>) -> Self {
         let mut cache_phases = CachePhaseTable::new(cache, Some(plan));
         decided.into_iter().for_each(|decided| cache_phases.insert(decided));
         Self { cache_phases, ..self }
@@ -51,7 +51,7 @@ impl SoloLink {
         }
     }
 
-    fn leased(&self, step: Step, samples: u64) -> Option<Leased> {
+    fn leased(&self, step: Step, samples: u64) -> Option<StepShare> {
         let namespace = |generation: CacheGeneration| {
             let known = self.namespace.0 == generation.number && !self.namespace.1.is_empty();
             CacheNamespace { generation, namespace: known.then(|| self.namespace.1.clone()) }
@@ -60,7 +60,7 @@ impl SoloLink {
             StepCachePhase::Live { kept } => CachePhase::Live { kept: kept.map(namespace) },
             StepCachePhase::Cached(generation) => CachePhase::Cached(namespace(generation)),
         };
-        Some(Leased { slice: 0..samples, cache_phase })
+        Some(StepShare { slice: 0..samples, cache_phase })
     }
 }
 
@@ -82,19 +82,19 @@ impl Link for SoloLink {
         false
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.decide(step, true);
         let undecided =
             || LinkError::Lost(format!("there is no decision about cached features for step {step}"));
         self.leased(step, samples).ok_or_else(undecided)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.decide(step, false);
         Ok(self.leased(step, samples))
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.cache_phases.before(step).copied()
     }
 
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn without_a_cache_every_step_is_live() {
         let mut link = SoloLink::new(Step(7));
-        assert_eq!(link.lease(Step(7), 4), Ok(Leased { slice: 0..4, cache_phase: CachePhase::LIVE }));
+        assert_eq!(link.lease(Step(7), 4), Ok(StepShare { slice: 0..4, cache_phase: CachePhase::LIVE }));
     }
 
     #[test]

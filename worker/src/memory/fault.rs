@@ -19,14 +19,14 @@ const VARIABLE: &str = "COX_FAULT_MEMORY";
 
 /// The fault that this process was given, if any, and what it holds for that.
 #[derive(Debug)]
-pub(super) struct Injected {
+pub(super) struct MemoryFault {
     fault: Option<Fault>,
     /// Of the newest micro-batch.
     place: Option<(Rank, Step)>,
     ballast: Vec<u8>,
 }
 
-impl Injected {
+impl MemoryFault {
     /// What the variable says. A value that cannot be read is said so and ignored.
     pub fn from_environment() -> Self {
         Self { fault: Fault::from_environment(), place: None, ballast: Vec::new() }

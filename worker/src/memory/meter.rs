@@ -18,7 +18,7 @@ use coxswain_proto::{
 
 use super::{
     Demand, Gauge, HeldBytes, OutOfMemory, Overrun, PhasePeak, Pressure, Resident,
-    fault::Injected,
+    fault::MemoryFault,
     peaks::Peaks,
     timeline::{Line, Timeline},
 };
@@ -60,7 +60,7 @@ pub struct Meter {
     attempt: Option<Attempt>,
     last_took: u64,
     most_took: u64,
-    injected: Injected,
+    injected: MemoryFault,
 }
 
 impl Meter {
@@ -84,7 +84,7 @@ impl Meter {
             attempt: None,
             last_took: 0,
             most_took: 0,
-            injected: Injected::from_environment(),
+            injected: MemoryFault::from_environment(),
         }
     }
 

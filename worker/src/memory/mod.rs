@@ -30,7 +30,7 @@ pub mod timeline;
 
 pub use coxswain_nn::memory::allocator::peak;
 pub use coxswain_nn::memory::{
-    CountingAllocator, Overrun, Unfinished, after_refusal, check, guarded, guarded_again, guarded_unless,
+    CountingAllocator, GuardedError, Overrun, after_refusal, check, guarded, guarded_again, guarded_unless,
     in_use, listen, refused,
 };
 pub use coxswain_proto::memory::Category;

@@ -108,7 +108,8 @@ mod tests {
     #[test]
     fn a_cpu_passes_and_says_so_line_by_line() {
         let task: &dyn TaskOn<Flex> = coxswain_tasks::leaked(VlaFlow::<Flex>::default());
-        let tasks = Tasks { cpu: vec![task].leak(), accelerator: &device::Absent { driver: || false } };
+        let tasks =
+            Tasks { cpu: vec![task].leak(), accelerator: &device::NoAccelerator { driver: || false } };
         let found = run(Device::Cpu, tasks);
         let failed: Vec<_> = found.iter().filter(|finding| finding.failed()).collect();
         assert!(failed.is_empty(), "{failed:?}");

@@ -11,10 +11,10 @@ use coxswain_proto::{
 };
 use tokio::sync::mpsc;
 
-use super::standing::{Lease, Standing, Told};
+use super::standing::{Lease, Notice, Standing};
 use crate::{
     collective::{AbortHandle, Progress},
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, spans},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, StepShare, spans},
 };
 use coxswain_nn::pulse::Pulse;
 
@@ -28,7 +28,7 @@ struct ChannelState {
 
 /// Shared by the session and the trainer's [`ChannelLink`].
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct SharedChannel {
     state: Mutex<ChannelState>,
     changed: Condvar,
     /// Whether the trainer moves.
@@ -55,13 +55,13 @@ pub(super) enum Message {
     Report(Generation, Report),
 }
 
-impl Shared {
+impl SharedChannel {
     fn lock(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a directive in.
-    pub fn told(&self, told: Told) {
+    pub fn told(&self, told: Notice) {
         let over = {
             let mut state = self.lock();
             let ends = state.standing.told(told);
@@ -129,7 +129,7 @@ impl Shared {
 
 /// The trainer's end.
 pub(super) struct ChannelLink {
-    shared: Arc<Shared>,
+    shared: Arc<SharedChannel>,
     message: mpsc::Sender<Message>,
     run_id: String,
     /// Its place, for reports.
@@ -137,7 +137,7 @@ pub(super) struct ChannelLink {
 }
 
 impl ChannelLink {
-    pub fn new(shared: Arc<Shared>, message: mpsc::Sender<Message>, run_id: String) -> Self {
+    pub fn new(shared: Arc<SharedChannel>, message: mpsc::Sender<Message>, run_id: String) -> Self {
         Self { shared, message, run_id, place: (Generation(0), Rank(0)) }
     }
 
@@ -167,12 +167,12 @@ impl Link for ChannelLink {
         Ok(assignment)
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         let lease = self.shared.wait(|standing| standing.lease(step))?;
         Ok(share(lease, samples))
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         let lease = self.shared.lock().standing.lease(step).transpose()?;
         Ok(lease.map(|lease| share(lease, samples)))
     }
@@ -209,8 +209,8 @@ impl Link for ChannelLink {
 }
 
 /// A lease's part of a batch of `samples` samples.
-fn share(lease: Lease, samples: u64) -> Leased {
-    Leased { slice: plan::slice(samples, lease.slice, lease.slices), cache_phase: lease.cache_phase }
+fn share(lease: Lease, samples: u64) -> StepShare {
+    StepShare { slice: plan::slice(samples, lease.slice, lease.slices), cache_phase: lease.cache_phase }
 }
 
 #[cfg(test)]
@@ -222,14 +222,14 @@ mod tests {
     use super::*;
     use crate::link::{CacheNamespace, CachePhase};
 
-    fn link() -> (Arc<Shared>, ChannelLink, mpsc::Receiver<Message>) {
-        let shared = Arc::new(Shared::default());
+    fn link() -> (Arc<SharedChannel>, ChannelLink, mpsc::Receiver<Message>) {
+        let shared = Arc::new(SharedChannel::default());
         let (message, queue) = mpsc::channel(4);
         (shared.clone(), ChannelLink::new(shared, message, "run-1".into()), queue)
     }
 
-    fn assign(shared: &Shared) {
-        shared.told(Told::Assign(Assignment {
+    fn assign(shared: &SharedChannel) {
+        shared.told(Notice::Assign(Assignment {
             generation: Generation(1),
             rank: Rank(1),
             world: 2,
@@ -241,9 +241,9 @@ mod tests {
         }));
     }
 
-    fn grant(shared: &Shared, steps: Range<u64>) {
+    fn grant(shared: &SharedChannel, steps: Range<u64>) {
         let cache_phase = CachePhase::LIVE;
-        shared.told(Told::Grant(Lease {
+        shared.told(Notice::Grant(Lease {
             generation: Generation(1),
             steps,
             slice: Rank(1),
@@ -262,7 +262,7 @@ mod tests {
         });
         grant(&shared, 0..32);
         grant(&shared, 32..64);
-        let leased = Leased { slice: 3..7, cache_phase: CachePhase::LIVE };
+        let leased = StepShare { slice: 3..7, cache_phase: CachePhase::LIVE };
         assert_eq!(trainer.join().expect("no panic"), Ok(leased));
     }
 
@@ -277,14 +277,14 @@ mod tests {
         for (steps, namespace) in [(4..8, None), (5..8, Some("5f".to_owned()))] {
             let cache_phase = CachePhase::Cached(CacheNamespace { generation, namespace });
             let generation = Generation(1);
-            shared.told(Told::Grant(Lease { generation, steps, slice: Rank(1), slices: 2, cache_phase }));
+            shared.told(Notice::Grant(Lease { generation, steps, slice: Rank(1), slices: 2, cache_phase }));
         }
         let mut namespace = |step| match link.lease_ahead(Step(step), 7) {
-            Ok(Some(Leased { cache_phase: CachePhase::Cached(namespace), .. })) => namespace.namespace,
+            Ok(Some(StepShare { cache_phase: CachePhase::Cached(namespace), .. })) => namespace.namespace,
             other => panic!("{other:?}"),
         };
         assert_eq!((namespace(4), namespace(5)), (None, Some("5f".into())));
-        assert!(matches!(link.lease(Step(4), 7), Ok(Leased { slice, .. }) if slice == (3..7)));
+        assert!(matches!(link.lease(Step(4), 7), Ok(StepShare { slice, .. }) if slice == (3..7)));
     }
 
     #[test]
@@ -293,14 +293,14 @@ mod tests {
         assign(&shared);
         link.assignment(None).expect("there is a place");
         let trainer = std::thread::spawn(move || link.lease(Step(0), 4));
-        shared.told(Told::Abort(Generation(1), "rank 0 is gone".into()));
+        shared.told(Notice::Abort(Generation(1), "rank 0 is gone".into()));
         assert_eq!(trainer.join().expect("no panic"), Err(LinkError::Aborted("rank 0 is gone".into())));
     }
 
     #[test]
     fn an_abort_before_the_ring_is_formed_still_reaches_it() {
-        struct Heard(Mutex<String>);
-        impl AbortHandle for Heard {
+        struct AbortRecorder(Mutex<String>);
+        impl AbortHandle for AbortRecorder {
             fn abort(&self, reason: &str) {
                 *self.0.lock().expect("no panic") = reason.to_owned();
             }
@@ -308,8 +308,8 @@ mod tests {
         let (shared, mut link, _queue) = link();
         assign(&shared);
         link.assignment(None).expect("there is a place");
-        shared.told(Told::Abort(Generation(1), "over".into()));
-        let heard = Arc::new(Heard(Mutex::default()));
+        shared.told(Notice::Abort(Generation(1), "over".into()));
+        let heard = Arc::new(AbortRecorder(Mutex::default()));
         link.connected(heard.clone(), Arc::default());
         assert!(heard.0.lock().expect("no panic").contains("over"));
     }
@@ -317,9 +317,9 @@ mod tests {
     #[test]
     fn a_paused_trainer_goes_on_when_stopped() {
         let (shared, mut link, _queue) = link();
-        shared.told(Told::Pause);
+        shared.told(Notice::Pause);
         let trainer = std::thread::spawn(move || link.wait_while_paused());
-        shared.told(Told::Stop);
+        shared.told(Notice::Stop);
         assert_eq!(trainer.join().expect("no panic"), Ok(()));
     }
 

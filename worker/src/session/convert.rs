@@ -13,7 +13,7 @@ use coxswain_proto::{
 use super::{
     SessionOptions,
     channel::Position,
-    standing::{Lease, Told},
+    standing::{Lease, Notice},
 };
 use coxswain_nn::pulse::Longest;
 
@@ -59,21 +59,21 @@ fn damaged_row(wire: v1::DamagedRow) -> DamagedRow {
 }
 
 /// One directive.
-pub(super) fn told(directive: v1::Directive) -> Result<Told, String> {
+pub(super) fn told(directive: v1::Directive) -> Result<Notice, String> {
     Ok(match directive.kind {
-        Some(Kind::Assignment(wire)) => Told::Assign(assignment(wire)?),
-        Some(Kind::Lease(wire)) => Told::Grant(lease(wire)?),
-        Some(Kind::Pause(_)) => Told::Pause,
-        Some(Kind::Resume(_)) => Told::Resume,
-        Some(Kind::Checkpoint(now)) => Told::Checkpoints(now.request),
-        Some(Kind::MemoryReport(now)) => Told::MemoryReports { count: now.request, reset: now.reset },
-        Some(Kind::Stop(_)) => Told::Stop,
-        Some(Kind::Abort(abort)) if abort.over => Told::Over(abort.reason),
-        Some(Kind::Abort(abort)) => Told::Abort(Generation(abort.generation), abort.reason),
+        Some(Kind::Assignment(wire)) => Notice::Assign(assignment(wire)?),
+        Some(Kind::Lease(wire)) => Notice::Grant(lease(wire)?),
+        Some(Kind::Pause(_)) => Notice::Pause,
+        Some(Kind::Resume(_)) => Notice::Resume,
+        Some(Kind::Checkpoint(now)) => Notice::Checkpoints(now.request),
+        Some(Kind::MemoryReport(now)) => Notice::MemoryReports { count: now.request, reset: now.reset },
+        Some(Kind::Stop(_)) => Notice::Stop,
+        Some(Kind::Abort(abort)) if abort.over => Notice::Over(abort.reason),
+        Some(Kind::Abort(abort)) => Notice::Abort(Generation(abort.generation), abort.reason),
         Some(Kind::Regroup(regroup)) => {
-            Told::Regroup { generation: Generation(regroup.generation), checkpoint: regroup.checkpoint }
+            Notice::Regroup { generation: Generation(regroup.generation), checkpoint: regroup.checkpoint }
         }
-        Some(Kind::Dismiss(dismiss)) => Told::Dismiss(dismiss.reason),
+        Some(Kind::Dismiss(dismiss)) => Notice::Dismiss(dismiss.reason),
         None => return Err("directive.kind: missing, or unknown to this version".into()),
     })
 }

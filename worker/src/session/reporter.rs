@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::{
     SessionError, SessionOptions,
-    channel::{Message, Shared},
+    channel::{Message, SharedChannel},
     client::{Client, answer_or_refusal, persist, refused},
     convert,
 };
@@ -39,7 +39,7 @@ pub(super) struct Voice {
 
 pub(super) struct Reporter {
     voice: Voice,
-    shared: Arc<Shared>,
+    shared: Arc<SharedChannel>,
     /// Reported steps that are not known to be committed.
     unsettled: VecDeque<v1::StepReport>,
     /// The last time the trainer was ready.
@@ -50,7 +50,7 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    pub fn new(voice: Voice, shared: Arc<Shared>) -> Self {
+    pub fn new(voice: Voice, shared: Arc<SharedChannel>) -> Self {
         Self { voice, shared, unsettled: VecDeque::new(), ready: None, started: None, notes: 0 }
     }
 

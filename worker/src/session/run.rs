@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     SessionError, SessionOptions,
-    channel::{ChannelLink, Message, Shared},
+    channel::{ChannelLink, Message, SharedChannel},
     client::{Backoff, Client, client, persist},
     convert, hold,
     reporter::{Reporter, Voice},
@@ -47,7 +47,7 @@ pub async fn run(options: SessionOptions, trainer: impl Trainer) -> Result<(), S
     let client = client(&options)?;
     let run = get_run(&options, &client).await?;
     let spec = read_spec(&options, &run)?;
-    let shared = Arc::<Shared>::default();
+    let shared = Arc::<SharedChannel>::default();
     let output_dir = PathBuf::from(&spec.run.output_dir);
     let thread = TrainerThread::start(spec, trainer, shared.pulse.clone())?;
     let (thread, opened) = thread.opened().await;
@@ -84,7 +84,7 @@ struct Session {
     device: Device,
     /// Of its machine, for people.
     worth_knowing: Vec<String>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedChannel>,
     /// Counts the lines opened: each may be to a coordinator that has forgotten what was not durable.
     lines: watch::Sender<u64>,
 }

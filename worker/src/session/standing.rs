@@ -29,7 +29,7 @@ pub struct Lease {
 
 /// One thing a worker is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Notice {
     /// A place in a generation.
     Assign(Assignment),
     /// Steps that may be run.
@@ -83,28 +83,28 @@ pub struct Standing {
 
 impl Standing {
     /// Takes a directive in. True if a collective of the trainer's may have to end for it.
-    pub fn told(&mut self, told: Told) -> bool {
+    pub fn told(&mut self, told: Notice) -> bool {
         match told {
-            Told::Assign(assignment) => self.assign(assignment),
-            Told::Grant(lease) => self.grant(lease),
-            Told::Pause => self.commands.pause = true,
-            Told::Resume => self.commands.pause = false,
-            Told::Checkpoints(count) => self.commands.checkpoints = self.commands.checkpoints.max(count),
-            Told::MemoryReports { count, reset } => {
+            Notice::Assign(assignment) => self.assign(assignment),
+            Notice::Grant(lease) => self.grant(lease),
+            Notice::Pause => self.commands.pause = true,
+            Notice::Resume => self.commands.pause = false,
+            Notice::Checkpoints(count) => self.commands.checkpoints = self.commands.checkpoints.max(count),
+            Notice::MemoryReports { count, reset } => {
                 self.commands.memory_reports = self.commands.memory_reports.max(count);
                 self.commands.memory_reset = self.commands.memory_reset.max(reset);
             }
-            Told::Stop => self.commands.stop = true,
-            Told::Regroup { generation, checkpoint } => {
+            Notice::Stop => self.commands.stop = true,
+            Notice::Regroup { generation, checkpoint } => {
                 self.regroup = self.regroup.max((generation, checkpoint));
             }
             // Between generations it is waiting; within one, a place was given before the word.
-            Told::Dismiss(reason) => self.cut(LinkError::Dismissed(reason)),
-            Told::Over(reason) => {
+            Notice::Dismiss(reason) => self.cut(LinkError::Dismissed(reason)),
+            Notice::Over(reason) => {
                 self.cut(LinkError::Over(reason));
                 return true;
             }
-            Told::Abort(generation, reason) => {
+            Notice::Abort(generation, reason) => {
                 if generation > self.over.0 {
                     self.over = (generation, reason);
                     return generation >= self.entered;
@@ -215,8 +215,8 @@ mod tests {
         }
     }
 
-    fn lease(generation: u64, steps: Range<u64>) -> Told {
-        Told::Grant(Lease {
+    fn lease(generation: u64, steps: Range<u64>) -> Notice {
+        Notice::Grant(Lease {
             generation: Generation(generation),
             steps,
             slice: Rank(0),
@@ -227,7 +227,7 @@ mod tests {
 
     fn entered(generation: u64) -> Standing {
         let mut standing = Standing::default();
-        standing.told(Told::Assign(assignment(generation)));
+        standing.told(Notice::Assign(assignment(generation)));
         assert_eq!(standing.enter(), Some(Ok(assignment(generation))));
         standing
     }
@@ -235,10 +235,10 @@ mod tests {
     #[test]
     fn a_place_is_taken_once_and_a_replay_of_it_is_none() {
         let mut standing = entered(1);
-        standing.told(Told::Assign(assignment(1)));
+        standing.told(Notice::Assign(assignment(1)));
         assert_eq!(standing.enter(), None);
-        standing.told(Told::Assign(assignment(2)));
-        standing.told(Told::Assign(assignment(1)));
+        standing.told(Notice::Assign(assignment(2)));
+        standing.told(Notice::Assign(assignment(1)));
         assert_eq!(standing.enter(), Some(Ok(assignment(2))));
     }
 
@@ -246,16 +246,16 @@ mod tests {
     fn an_aborted_generation_lets_nothing_pass_until_the_next_is_entered() {
         let mut standing = entered(1);
         standing.told(lease(1, 0..32));
-        assert!(standing.told(Told::Abort(Generation(1), "rank 1 is gone".into())));
+        assert!(standing.told(Notice::Abort(Generation(1), "rank 1 is gone".into())));
         let over = Err(LinkError::Aborted("rank 1 is gone".into()));
         assert_eq!(standing.alive(), over);
         assert!(matches!(standing.lease(Step(3)), Some(Err(_))));
-        standing.told(Told::Assign(assignment(2)));
+        standing.told(Notice::Assign(assignment(2)));
         assert!(standing.alive().is_err(), "told of a place is not in it");
         standing.enter();
         assert_eq!(standing.alive(), Ok(()));
         assert_eq!(standing.lease(Step(3)), None, "leases are of their generation");
-        assert!(!standing.told(Told::Abort(Generation(1), "again".into())), "a stale abort is ignored");
+        assert!(!standing.told(Notice::Abort(Generation(1), "again".into())), "a stale abort is ignored");
         assert_eq!(standing.alive(), Ok(()));
     }
 
@@ -263,7 +263,7 @@ mod tests {
     fn a_lease_that_comes_before_its_place_is_kept() {
         let mut standing = entered(1);
         standing.told(lease(2, 7..39));
-        standing.told(Told::Assign(assignment(2)));
+        standing.told(Notice::Assign(assignment(2)));
         standing.enter();
         assert!(matches!(standing.lease(Step(7)), Some(Ok(_))));
         assert_eq!(standing.lease(Step(39)), None);
@@ -272,15 +272,15 @@ mod tests {
     #[test]
     fn regroup_concerns_its_generation_alone() {
         let mut standing = entered(1);
-        standing.told(Told::Regroup { generation: Generation(1), checkpoint: false });
+        standing.told(Notice::Regroup { generation: Generation(1), checkpoint: false });
         assert!(standing.commands().regroup);
-        standing.told(Told::Pause);
+        standing.told(Notice::Pause);
         assert!(matches!(standing.unpaused(), Some(Err(LinkError::Aborted(_)))));
-        standing.told(Told::Assign(assignment(2)));
+        standing.told(Notice::Assign(assignment(2)));
         standing.enter();
         assert!(!standing.commands().regroup);
         assert_eq!(standing.unpaused(), None);
-        standing.told(Told::Resume);
+        standing.told(Notice::Resume);
         assert_eq!(standing.unpaused(), Some(Ok(())));
     }
 
@@ -289,7 +289,7 @@ mod tests {
         let mut standing = entered(1);
         standing.cut(LinkError::Over("the run has failed".into()));
         standing.cut(LinkError::Lost("later".into()));
-        standing.told(Told::Assign(assignment(2)));
+        standing.told(Notice::Assign(assignment(2)));
         assert_eq!(standing.enter(), Some(Err(LinkError::Over("the run has failed".into()))));
     }
 }

@@ -19,11 +19,11 @@ use crate::{
 };
 
 /// What the trainer has found, and what it computes on.
-pub(super) type Opened = Result<(DataSetFacts, Device), TrainerFailure>;
+pub(super) type TrainerSetup = Result<(DataSetFacts, Device), TrainerFailure>;
 
 /// Opens the data set at once, and trains when it is given its link.
 pub(super) struct TrainerThread {
-    opened: oneshot::Receiver<Opened>,
+    opened: oneshot::Receiver<TrainerSetup>,
     link: oneshot::Sender<Box<dyn Link + Send>>,
     outcome: oneshot::Receiver<TrainerOutcome>,
 }
@@ -52,7 +52,7 @@ impl TrainerThread {
     }
 
     /// Waits for the data set to be opened.
-    pub async fn opened(mut self) -> (Self, Opened) {
+    pub async fn opened(mut self) -> (Self, TrainerSetup) {
         let opened =
             (&mut self.opened).await.unwrap_or_else(|_| Err(panicked(&"the trainer thread is gone")));
         (self, opened)

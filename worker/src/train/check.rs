@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{TrainError, checkpoint, describe, features, init_from, warnings};
 use coxswain_feature_store::{Store as FeatureStore, StoreError};
 use coxswain_nn::{kernels::Tape, params::TrainableLayout, rules::state_bytes};
-use coxswain_task::{Built, Module, Task, TaskOn};
+use coxswain_task::{Assembly, Module, Task, TaskOn};
 
 /// What a run will be.
 #[derive(Clone, Debug, Serialize)]
@@ -63,7 +63,7 @@ pub fn check<B: Tape<Base = B>>(
     let samples = task.open(spec)?;
     let plan = Plan::new(&spec.train, samples.epoch_len())?;
     let data = samples.describe()?;
-    let Built { objective, layout, mut initial } = task.load(spec, &*samples, device)?;
+    let Assembly { objective, layout, mut initial } = task.load(spec, &*samples, device)?;
     let starts = init_from::take(task, spec, &layout, &mut initial)?;
     init_from::bring(task, spec, &layout, &mut initial)?;
     let features = features_store(spec)?;

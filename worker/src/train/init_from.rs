@@ -32,7 +32,9 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Task, TaskError};
 
-use super::results::checkpoint::{CheckpointError, FileEntry, Found, SPEC_FILE, Store, TRAINABLES, io_error};
+use super::results::checkpoint::{
+    Checkpoint, CheckpointError, FileEntry, SPEC_FILE, Store, TRAINABLES, io_error,
+};
 
 /// Most tensors that a message names.
 const NAMED: usize = 40;
@@ -101,7 +103,7 @@ pub enum InitError {
 
 /// One place that weights come from.
 enum WeightSource {
-    Checkpoint(Box<Found>),
+    Checkpoint(Box<Checkpoint>),
     Task { path: PathBuf, files: Vec<PathBuf> },
 }
 
@@ -284,7 +286,7 @@ fn fill(
         let path = Path::new(path);
         pulse::allow(4 * layout.whole_len() as u64);
         let tensors = WeightSource::find(task, path)?.read(task, spec)?;
-        let placed = Placed::of(task, layout, tensors, group);
+        let placed = TensorPlacement::of(task, layout, tensors, group);
         placed.refuse_misfits(path, group)?;
         refuse_other_meaning(task, spec, path, &placed.groups())?;
         for (param, tensor) in placed.fits {
@@ -296,7 +298,7 @@ fn fill(
 }
 
 /// Tensors of one place, by whether they have a place here.
-struct Placed<'l> {
+struct TensorPlacement<'l> {
     fits: Vec<(&'l ParamSpec, StoredTensor)>,
     /// A line each.
     misfits: Vec<String>,
@@ -304,7 +306,7 @@ struct Placed<'l> {
     misfitting: Vec<Group>,
 }
 
-impl<'l> Placed<'l> {
+impl<'l> TensorPlacement<'l> {
     /// If only one group is wanted, tensors of others are passed over.
     fn of(
         task: &dyn Task,

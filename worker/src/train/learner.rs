@@ -27,9 +27,9 @@ pub(super) struct Learner<B: Tape<Base = B>> {
     pub grads: FlatGrads<B::Flat>,
     pub rates: LearningRateSchedule,
     /// The optimizer of the newest generation that has begun; none before the first.
-    pub held: Option<Held<B::Flat>>,
+    pub held: Option<GenerationState<B::Flat>>,
     /// The state that was being taken over when a rank was lost in the last moment.
-    pub coming: Option<Held<B::Flat>>,
+    pub coming: Option<GenerationState<B::Flat>>,
     /// Watches in the first steps that everything that should train does.
     pub gradients: GradientWatch,
     /// How the loss is scaled: as the run says, or as its products want it.
@@ -37,7 +37,7 @@ pub(super) struct Learner<B: Tape<Base = B>> {
 }
 
 /// The optimizer, and the generation whose partition it follows.
-pub(super) struct Held<F: Flat> {
+pub(super) struct GenerationState<F: Flat> {
     pub generation: Generation,
     pub optimizer: ReplicatedOptimizer<F>,
     /// Weights of that state; none if they are the ones that train.
@@ -46,7 +46,7 @@ pub(super) struct Held<F: Flat> {
     pub trusted: bool,
 }
 
-impl<F: Flat> Held<F> {
+impl<F: Flat> GenerationState<F> {
     /// What this rank brings into a new generation; nothing if that is not to be trusted.
     pub fn holding(&self) -> Option<Holding> {
         let (own, replica) = self.optimizer.versions();
@@ -80,7 +80,7 @@ impl<B: Tape<Base = B>> Learner<B> {
     /// From now on this is the state, in the generation of these members.
     pub fn hold(&mut self, optimizer: ReplicatedOptimizer<B::Flat>, members: &Members) {
         let generation = members.assignment.generation;
-        self.held = Some(Held { generation, optimizer, weights: None, trusted: true });
+        self.held = Some(GenerationState { generation, optimizer, weights: None, trusted: true });
         self.coming = None;
     }
 

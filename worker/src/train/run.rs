@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How a generation ended that did not fail.
-enum Ended {
+enum GenerationEnd {
     /// Every step is done, or the run was stopped; results are written.
     Done,
     /// All ranks have left it together, to form another one.
@@ -36,8 +36,8 @@ impl<B: Tape<Base = B>> Training<'_, B> {
             let ended = self.join(listener, why.take()).and_then(|()| self.run());
             let bench = &mut self.bench;
             match ended {
-                Ok(Ended::Done) | Err(TrainError::Link(LinkError::Dismissed(_))) => return Ok(()),
-                Ok(Ended::Regroup) => {}
+                Ok(GenerationEnd::Done) | Err(TrainError::Link(LinkError::Dismissed(_))) => return Ok(()),
+                Ok(GenerationEnd::Regroup) => {}
                 Err(error) if !bench.members.link.has_generations() => return Err(error),
                 Err(error) if is_the_generations(&error) => {
                     tracing::warn!(step = bench.next.0, %error, "the generation is over; waiting for the next one");
@@ -88,13 +88,13 @@ impl<B: Tape<Base = B>> Training<'_, B> {
 
     /// Runs steps to the end of the run or of the generation. The last generation of a run that has failed
     /// only saves.
-    fn run(&mut self) -> Result<Ended, TrainError> {
+    fn run(&mut self) -> Result<GenerationEnd, TrainError> {
         let Self { bench, results, looking, .. } = self;
         if bench.members.assignment.closing {
             if bench.next > Step(0) {
                 results.save_once(bench)?;
             }
-            return Ok(Ended::Regroup);
+            return Ok(GenerationEnd::Regroup);
         }
         if let Some(best) = looking.begin(bench)? {
             results.keep(bench, &best)?;
@@ -102,11 +102,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let total = Step(bench.run.plan.total_steps());
         while self.bench.next < total && !self.obeyed.stop {
             if self.step(total)? {
-                return Ok(Ended::Regroup);
+                return Ok(GenerationEnd::Regroup);
             }
         }
         self.end()?;
-        Ok(Ended::Done)
+        Ok(GenerationEnd::Done)
     }
 
     /// One step, and what is due behind it; whether all leave the generation then.

@@ -16,12 +16,12 @@ use coxswain_nn::{
     kernels::{Tape, flat::FlatOn, pool},
     params::{FlatGrads, Trainables},
 };
-use coxswain_task::{Built, Samples, TaskOn};
+use coxswain_task::{Assembly, Samples, TaskOn};
 
 use super::checkpoint::Store;
 use super::{
-    Facts, Features, Feed, GradientWatch, InjectedFaults, Learner, Looking, Members, Results, RunStats,
-    Skips, TrainError, Training, Witness, Workbench, advice, check_base, init_from,
+    Facts, Features, Feed, GradientWatch, InjectedFaults, Learner, Members, Results, RunStats, Skips,
+    TrainError, Training, ValidationState, Witness, Workbench, advice, check_base, init_from,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
@@ -114,7 +114,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
     }
 
     /// Loads the model, as far as memory goes.
-    fn load(&self, spec: &RunSpec, samples: &dyn Samples, meter: &Meter) -> Result<Built<B>, TrainError> {
+    fn load(&self, spec: &RunSpec, samples: &dyn Samples, meter: &Meter) -> Result<Assembly<B>, TrainError> {
         let (device, before) = (&self.options.device, meter.in_use());
         let loaded = memory::guarded(|| {
             let loaded = self.task.build(spec, samples, device);
@@ -155,7 +155,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         samples.pin(Path::new(&spec.run.output_dir))?;
         let plan = Plan::new(&spec.train, samples.epoch_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
-        let Built { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
+        let Assembly { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
         init_from::bring(self.task, spec, &layout, &mut initial)?;
         snapshots.loaded = memory::in_use();
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
@@ -222,7 +222,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             skips: Skips::default(),
             next: Step(0),
         };
-        let (results, looking) = (Results::default(), Looking::default());
+        let (results, looking) = (Results::default(), ValidationState::default());
         Ok(Training { bench, results, looking, obeyed: Commands::default() })
     }
 }

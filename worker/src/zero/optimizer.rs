@@ -155,14 +155,14 @@ impl Update {
 }
 
 /// What the first half of a step came to.
-pub(super) struct Reduced {
+pub(super) struct ReducedGradients {
     group_norms: Vec<GroupNorm>,
     clipped: bool,
     pub compute: Duration,
     pub update: Update,
 }
 
-impl Reduced {
+impl ReducedGradients {
     /// The step's outcome, given the time of its computations and of all of it.
     pub fn outcome(self, compute: Duration, total: Duration) -> StepOutcome {
         let Self { group_norms, clipped, update, .. } = self;
@@ -278,7 +278,7 @@ impl<F: Flat> ShardedOptimizer<F> {
         weights: usize,
         input: &StepInput,
         comm: &mut dyn Collective,
-    ) -> Result<Reduced, StepError> {
+    ) -> Result<ReducedGradients, StepError> {
         self.check(grads.len(), weights, comm)?;
         self.exchange.reduce_scatter(grads, &self.partition, comm)?;
         let begin = clock::now();
@@ -298,7 +298,7 @@ impl<F: Flat> ShardedOptimizer<F> {
             norms.map(|(group, sum)| GroupNorm { group, norm: sum.sqrt() * input.scale }).collect();
         let (clips, clipped) = Clips::new(&self.rule.settings.clip_norm, grad_norm, &group_norms);
         let update = Update { input: input.clone(), norm: grad_norm, clips };
-        Ok(Reduced { group_norms, clipped, compute, update })
+        Ok(ReducedGradients { group_norms, clipped, compute, update })
     }
 
     /// Second half: the update rule on this rank's part. Gradients are full length; in `weights` the part

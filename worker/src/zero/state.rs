@@ -21,7 +21,7 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 
 pub use self::error::StateError;
-use self::saved::{FORMAT, Others, WantedValues, check_coverage, dtype, read_files, read_to, wanted};
+use self::saved::{FORMAT, OtherKinds, WantedValues, check_coverage, dtype, read_files, read_to, wanted};
 use super::{loss_scale::ScaleState, optimizer::ShardedOptimizer, soundness};
 use coxswain_nn::{
     kernels::flat::Flat,
@@ -76,7 +76,7 @@ impl<F: Flat> ShardedOptimizer<F> {
     /// run that kept no average of its weights have none, and the average here is as it was.
     pub fn import<S: ReadAt>(&mut self, files: &[S]) -> Result<bool, StateError> {
         let (kinds, kept) = (self.kinds(), self.kept());
-        let (reached, files, saved) = read_files(files, &self.layout, &kinds, Others::Refused)?;
+        let (reached, files, saved) = read_files(files, &self.layout, &kinds, OtherKinds::Refused)?;
         let averaged = saved.iter().any(|piece| piece.kind == self.state.len());
         let there = if averaged { kept } else { self.state.len() };
         let of_kind = |kind: usize| saved.iter().filter(move |piece| piece.kind == kind);
@@ -168,7 +168,7 @@ pub fn read_average<S: ReadAt>(
     files: &[S],
     layout: &TrainableLayout,
 ) -> Result<Option<Vec<f32>>, StateError> {
-    let (_, files, saved) = read_files(files, layout, &[AVERAGE], Others::PassedOver)?;
+    let (_, files, saved) = read_files(files, layout, &[AVERAGE], OtherKinds::PassedOver)?;
     if saved.is_empty() {
         return Ok(None);
     }

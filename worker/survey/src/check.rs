@@ -60,7 +60,7 @@ pub fn check(dir: &Path, frames: Frames, progress: Progress<'_>) -> Report {
     let mut findings = Findings::default();
     let mut report = Report { path: dir.to_path_buf(), ..Report::default() };
     match Catalog::open(dir) {
-        Ok(catalog) => Checking { catalog: &catalog, frames, progress }.run(&mut report, &mut findings),
+        Ok(catalog) => EpisodeChecker { catalog: &catalog, frames, progress }.run(&mut report, &mut findings),
         Err(error) if error.is_remote() => findings.add(Finding::of(&error, dir, "unreachable")),
         Err(error) => findings.add(Finding::of(&error, dir, "metadata")),
     }
@@ -68,19 +68,19 @@ pub fn check(dir: &Path, frames: Frames, progress: Progress<'_>) -> Report {
     report
 }
 
-struct Checking<'a> {
+struct EpisodeChecker<'a> {
     catalog: &'a Catalog,
     frames: Frames,
     progress: Progress<'a>,
 }
 
 /// What is found in an episode.
-struct Seen {
+struct EpisodeScan {
     scan: Scan,
     decoded: u64,
 }
 
-impl Checking<'_> {
+impl EpisodeChecker<'_> {
     fn run(&self, report: &mut Report, findings: &mut Findings) {
         let catalog = self.catalog;
         report.episodes = catalog.info.episodes;
@@ -114,7 +114,7 @@ impl Checking<'_> {
         };
         let done = AtomicU64::new(0);
         let see = |episode: u64| {
-            let mut seen = Seen { scan: Scan { features: None, findings: Vec::new() }, decoded: 0 };
+            let mut seen = EpisodeScan { scan: Scan { features: None, findings: Vec::new() }, decoded: 0 };
             let entry = &catalog.episodes.episodes[episode as usize];
             if whole[entry.file as usize].is_ok() {
                 seen.scan = scanner.scan(episode, false);
@@ -130,7 +130,7 @@ impl Checking<'_> {
         };
         let mut totals: Vec<Vec<Total>> =
             scanner.features.iter().map(|feature| vec![Total::default(); feature.dims()]).collect();
-        let take = |episode, seen: Seen| {
+        let take = |episode, seen: EpisodeScan| {
             report.decoded += seen.decoded;
             findings.extend(seen.scan.findings);
             add(&mut totals, episode, seen.scan.features);

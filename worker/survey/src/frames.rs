@@ -52,10 +52,10 @@ pub struct Camera {
     pub name: String,
     /// Height and width, as `info.json` has them.
     size: Option<(usize, usize)>,
-    stored: Stored,
+    stored: FrameStorage,
 }
 
-enum Stored {
+enum FrameStorage {
     Images(usize),
     Video(usize),
 }
@@ -77,10 +77,10 @@ impl<'a> Cameras<'a> {
         let of = |(name, feature): &(String, Feature)| {
             let stored = if feature.is_video() {
                 videos.push(name.clone());
-                Stored::Video(videos.len() - 1)
+                FrameStorage::Video(videos.len() - 1)
             } else {
                 images.push(name.clone());
-                Stored::Images(images.len() - 1)
+                FrameStorage::Images(images.len() - 1)
             };
             Camera { name: name.clone(), size: feature.image_size(), stored }
         };
@@ -103,7 +103,7 @@ impl<'a> Cameras<'a> {
 
     /// The file of a camera that is stored as video in which an episode is, relative to the data set.
     pub fn video(&self, camera: usize, episode: u64) -> Option<String> {
-        let Stored::Video(video) = self.cameras[camera].stored else { return None };
+        let FrameStorage::Video(video) = self.cameras[camera].stored else { return None };
         let (path, _) = self.videos[0].place(self.catalog, video, episode).ok()?;
         Some(path.strip_prefix(&self.catalog.root).unwrap_or(&path).display().to_string())
     }
@@ -137,11 +137,11 @@ impl<'a> Cameras<'a> {
     pub fn frame(&self, camera: usize, index: u64) -> Result<Pixels, DataError> {
         let Camera { name, size, stored } = &self.cameras[camera];
         match *stored {
-            Stored::Video(video) => {
+            FrameStorage::Video(video) => {
                 let thread = rayon::current_thread_index().unwrap_or(0) % self.videos.len();
                 self.videos[thread].frame(self.catalog, video, index)
             }
-            Stored::Images(column) => {
+            FrameStorage::Images(column) => {
                 let (_, episode) = self.catalog.episodes.of_sample(index).ok_or_else(|| {
                     let len = self.catalog.episodes.frames();
                     DataError::OutOfRange { what: "sample", index, len }

@@ -31,4 +31,4 @@ pub use findings::{Finding, Findings, Severity};
 pub use frames::Frames;
 pub use samples::{Doubts, SampleReport};
 pub use sheet::sheet;
-pub use stats::{Filled, Job, Missing, fill, missing};
+pub use stats::{Job, MissingStats, StatsOutcome, fill, missing};

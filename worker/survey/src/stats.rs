@@ -50,7 +50,7 @@ pub struct Job<'a> {
 
 /// A feature, and its statistics that are not there.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Missing {
+pub struct MissingStats {
     /// The feature.
     pub feature: String,
     /// Their names.
@@ -59,17 +59,17 @@ pub struct Missing {
 
 /// What has been written.
 #[derive(Debug)]
-pub struct Filled {
+pub struct StatsOutcome {
     /// Where.
     pub path: PathBuf,
     /// The data set's own file, if that one was left alone.
     pub beside: Option<PathBuf>,
     /// What was computed.
-    pub computed: Vec<Missing>,
+    pub computed: Vec<MissingStats>,
 }
 
 /// Statistics of numbers and pictures that a data set lacks, or all.
-pub fn missing(catalog: &Catalog, all: bool) -> Vec<Missing> {
+pub fn missing(catalog: &Catalog, all: bool) -> Vec<MissingStats> {
     let names = || MOMENTS.into_iter().chain(QUANTILES.map(|(name, _)| name));
     let features = catalog.info.features.iter();
     let counted =
@@ -77,14 +77,14 @@ pub fn missing(catalog: &Catalog, all: bool) -> Vec<Missing> {
     let of = |name: &String| {
         let there = catalog.stats.as_ref().and_then(|stats| stats.0.get(name)).filter(|_| !all);
         let lacks = |stat: &&str| there.is_none_or(|stats| !stats.contains_key(*stat));
-        Missing { feature: name.clone(), statistics: names().filter(lacks).collect() }
+        MissingStats { feature: name.clone(), statistics: names().filter(lacks).collect() }
     };
     let missing = counted.map(|(name, _)| of(name));
     missing.filter(|missing| !missing.statistics.is_empty()).collect()
 }
 
 /// Computes and writes what is missing; nothing if nothing is.
-pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
+pub fn fill(job: &Job<'_>) -> Result<Option<StatsOutcome>, DataError> {
     if place::is_remote(job.dir) {
         let remedy = "copy the data set to a disk, compute them there, and copy the file back";
         let found = "statistics are written into the data set's directory, but buckets are read-only here";
@@ -123,7 +123,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<Filled>, DataError> {
         out.line(&Value::Object(merged(kept, &computed, &totals)))?;
     }
     out.publish()?;
-    Ok(Some(Filled { path, beside, computed }))
+    Ok(Some(StatsOutcome { path, beside, computed }))
 }
 
 fn own_statistics(path: &Path) -> Result<Map<String, Value>, DataError> {
@@ -137,10 +137,10 @@ fn own_statistics(path: &Path) -> Result<Map<String, Value>, DataError> {
 /// What is there, with what it lacked.
 fn merged(
     mut kept: Map<String, Value>,
-    computed: &[Missing],
+    computed: &[MissingStats],
     totals: &Map<String, Value>,
 ) -> Map<String, Value> {
-    for Missing { feature, statistics } in computed {
+    for MissingStats { feature, statistics } in computed {
         let entry = kept.entry(feature.clone()).or_insert_with(|| json!({}));
         for statistic in statistics {
             entry[*statistic] = totals[feature][*statistic].clone();
@@ -199,7 +199,7 @@ impl Feature {
 fn episodes(
     catalog: &Catalog,
     progress: Progress<'_>,
-    computed: &[Missing],
+    computed: &[MissingStats],
     mut each: impl FnMut(u64, Map<String, Value>) -> Result<(), DataError>,
 ) -> Result<Map<String, Value>, DataError> {
     let scanner = Scanner::new(catalog);

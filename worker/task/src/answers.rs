@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, error::Error, fmt, sync::Arc};
 use crate::{Sample, TaskError};
 
 /// The values of a request or of an answer, by name.
-pub type Named = BTreeMap<String, Value>;
+pub type NamedValues = BTreeMap<String, Value>;
 
 /// One value of a request or of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,10 +81,10 @@ pub trait RequestReader: Send + Sync {
     fn describe(&self) -> serde_json::Value;
 
     /// A request that is as large as any, to warm up with.
-    fn example(&self) -> Named;
+    fn example(&self) -> NamedValues;
 
     /// A request, prepared.
-    fn read(&self, request: &Named) -> Result<Box<dyn Sample>, BadRequest>;
+    fn read(&self, request: &NamedValues) -> Result<Box<dyn Sample>, BadRequest>;
 }
 
 /// A trained model that answers requests. Made and used on one thread.
@@ -94,5 +94,5 @@ pub trait Responder {
 
     /// The answers to these requests, in their order. A request's answer does not depend on the others, but
     /// for rounding.
-    fn answer(&self, requests: &[Box<dyn Sample>]) -> Result<Vec<Named>, TaskError>;
+    fn answer(&self, requests: &[Box<dyn Sample>]) -> Result<Vec<NamedValues>, TaskError>;
 }

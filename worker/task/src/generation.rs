@@ -58,7 +58,7 @@ pub struct ConvertJob<'a> {
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct Reply {
     /// Tokens that were written, the one that ends the answer included.
     pub ids: Vec<u32>,
     /// Their text, without special tokens.

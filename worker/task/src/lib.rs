@@ -30,16 +30,16 @@ pub mod task;
 pub mod tools;
 
 pub use self::{
-    answers::{Array, BadRequest, Named, RequestReader, Responder, Value},
+    answers::{Array, BadRequest, NamedValues, RequestReader, Responder, Value},
     batch::{Batch, CachedFeatures, CopySample, Inputs, Opaque, Sample},
     clock::{Figures, Pass, StageClock, StageTimes},
     error::{Fault, TaskError},
     examples::{CurvePair, Example, ExamplePicture, TextPair},
     features::{Extractor, FeatureShape, FrozenWeights},
-    generation::{ConvertJob, GenerateJob, Prompt, Sampling, Written},
-    objective::{Artifact, Built, Evaluation, MicroLoss, Module, Objective, PartSum},
+    generation::{ConvertJob, GenerateJob, Prompt, Reply, Sampling},
+    objective::{Artifact, Assembly, Evaluation, MicroLoss, Module, Objective, PartSum},
     samples::{InputIngredients, Readable, SampleKeys, Samples, TextFile},
     selftest::{Losses, Width},
     task::{Float16, Task, TaskOn},
-    tools::{ForwardJob, Made, RandomJob, StarterFile, StarterJob},
+    tools::{CheckpointSummary, ForwardJob, RandomJob, StarterFile, StarterJob},
 };

@@ -68,7 +68,7 @@ pub struct Artifact {
 
 /// An objective, the layout of everything that trains in it, and the values it starts from; both are the same
 /// on every rank.
-pub struct Built<B: Tape<Base = B>> {
+pub struct Assembly<B: Tape<Base = B>> {
     /// What trains.
     pub objective: Box<dyn Objective<B>>,
     /// Its trainables.

@@ -10,8 +10,8 @@ use coxswain_nn::{files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 
 use crate::{
-    Built, ConvertJob, ForwardJob, GenerateJob, Losses, Made, RandomJob, Responder, Samples, StarterFile,
-    StarterJob, TaskError, Width, Written, memory::Subject,
+    Assembly, CheckpointSummary, ConvertJob, ForwardJob, GenerateJob, Losses, RandomJob, Reply, Responder,
+    Samples, StarterFile, StarterJob, TaskError, Width, memory::Subject,
 };
 
 /// Where a run multiplies in float16: on a GPU alone.
@@ -81,7 +81,7 @@ pub trait Task: Send + Sync {
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError>;
 
     /// Makes a checkpoint of random weights; nothing if the model is none of this task's.
-    fn make_checkpoint(&self, _job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
+    fn make_checkpoint(&self, _job: &RandomJob<'_>) -> Option<Result<CheckpointSummary, TaskError>> {
         None
     }
 
@@ -141,10 +141,15 @@ pub trait Task: Send + Sync {
 pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// Reads the model and registers everything that trains, for this data. First values that would only
     /// be drawn may be left out, and then `initial` is empty: they may be many, and not all who load use them.
-    fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError>;
+    fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Assembly<B>, TaskError>;
 
     /// The same with all first values.
-    fn build(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError> {
+    fn build(
+        &self,
+        spec: &RunSpec,
+        data: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Assembly<B>, TaskError> {
         let mut built = self.load(spec, data, device)?;
         if built.initial.is_empty() {
             built.initial = built.objective.initial_values(&built.layout)?;
@@ -168,11 +173,7 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
     }
 
     /// Answers to prompts, in their order; nothing if what this task trains writes no text.
-    fn generate(
-        &self,
-        _job: &GenerateJob<'_>,
-        _device: &B::Device,
-    ) -> Option<Result<Vec<Written>, TaskError>> {
+    fn generate(&self, _job: &GenerateJob<'_>, _device: &B::Device) -> Option<Result<Vec<Reply>, TaskError>> {
         None
     }
 

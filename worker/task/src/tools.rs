@@ -40,7 +40,7 @@ pub struct RandomJob<'a> {
 
 /// What was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct CheckpointSummary {
     /// Elements.
     pub parameters: u64,
     /// Tensors.

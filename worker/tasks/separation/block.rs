@@ -49,7 +49,7 @@ impl BandGrid {
 
 /// What a block attends along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Along {
+pub enum AttentionAxis {
     /// The frames of a band.
     Time,
     /// The bands of a frame.
@@ -65,7 +65,7 @@ pub fn normed<T: RowOps>(x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
 /// Parameters of one.
 #[derive(Clone, Debug)]
 pub struct PathBlock {
-    path: Along,
+    path: AttentionAxis,
     heads: usize,
     query: Dense,
     key: Dense,
@@ -81,7 +81,7 @@ impl PathBlock {
         layout: &mut TrainableLayout,
         group: Group,
         name: &str,
-        path: Along,
+        path: AttentionAxis,
         [width, heads]: [usize; 2],
     ) -> Self {
         let mut dense = |part: &str, shape| Dense::register(layout, group, &format!("{name}.{part}"), shape);
@@ -114,7 +114,7 @@ impl<'a, B: Tape<Base = B>> PathLayer<'a, B> {
         let tables = |length| rotary::<B>(length, width / first.heads, device);
         let (time, bands) = (tables(grid.frames), tables(grid.bands));
         let layer = |block: &'a PathBlock| {
-            let tables = if block.path == Along::Time { &time } else { &bands };
+            let tables = if block.path == AttentionAxis::Time { &time } else { &bands };
             Self { block, grid, tables: tables.clone() }
         };
         blocks.iter().map(layer).collect()
@@ -145,13 +145,13 @@ impl<B: Tape<Base = B>> Layer<B> for PathLayer<'_, B> {
         let BandGrid { batch, frames, bands } = self.grid;
         // Rows in the order of two of the axes, swapped, if the path wants them so.
         let ordered = |x_nd: Tensor<T, 2>, [first, second]: [usize; 2]| match block.path {
-            Along::Bands => x_nd,
-            Along::Time => {
+            AttentionAxis::Bands => x_nd,
+            AttentionAxis::Time => {
                 let x = x_nd.reshape([batch, first, second, width]);
                 x.swap_dims(1, 2).reshape([rows, width])
             }
         };
-        let length = if block.path == Along::Time { frames } else { bands };
+        let length = if block.path == AttentionAxis::Time { frames } else { bands };
         let by_head =
             |x_nd: Tensor<T, 2>| x_nd.reshape([rows / length, length, block.heads, width / block.heads]);
         let y_nd = ordered(normed(x_nd.clone()), [frames, bands]);

@@ -20,13 +20,13 @@ use coxswain_nn::{
     params::{GradientSums, Group, ParamScope, TrainableLayout, Trainables},
     recompute::{
         self, Retention, Tower,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 use coxswain_proto::run_spec::Recompute;
 
 use super::{
-    block::{Along, BandGrid, PathBlock, PathLayer, normed},
+    block::{AttentionAxis, BandGrid, PathBlock, PathLayer, normed},
     data::CHANNELS,
 };
 
@@ -116,12 +116,12 @@ pub struct SeparatorPass<'a, B: Tape<Base = B>> {
 
 /// What a forward pass kept.
 pub struct SeparatorTrace<'a, B: Tape<Base = B>> {
-    split: Recorded<'a, B>,
+    split: RecordedSegment<'a, B>,
     blocks: recompute::Trace<'a, B>,
     /// What masks are made of, `[b * t, k * d]`.
     rows_me: Tensor<B, 2>,
     /// Of each band, if nothing is run again.
-    masks: Vec<Recorded<'a, B>>,
+    masks: Vec<RecordedSegment<'a, B>>,
 }
 
 impl Separator {
@@ -142,7 +142,7 @@ impl Separator {
                 ),
             })
             .collect();
-        let paths = [("time", Along::Time), ("bands", Along::Bands)];
+        let paths = [("time", AttentionAxis::Time), ("bands", AttentionAxis::Bands)];
         let blocks = (0..shape.layers)
             .flat_map(|layer| paths.map(|(name, path)| (format!("separator.blocks.{layer}.{name}"), path)))
             .map(|(name, path)| PathBlock::register(layout, SEPARATOR, &name, path, [width, shape.heads]))
@@ -179,7 +179,7 @@ impl<'a, B: Tape<Base = B>> SeparatorPass<'a, B> {
     ) -> (Vec<Vec<f32>>, SeparatorTrace<'a, B>) {
         let segment = SplitSegment(&self.separator.split);
         let inputs = self.uploaded(inputs).map(Input::constant).collect();
-        let split = Recorded::run(&segment, self.tower.trainables, inputs);
+        let split = RecordedSegment::run(&segment, self.tower.trainables, inputs);
         lap(SPLIT);
         let Ok((rows_nd, blocks)) = self.tower.forward(split.output(), true);
         lap(DUAL_PATH);
@@ -247,9 +247,9 @@ impl<'a, B: Tape<Base = B>> SeparatorPass<'a, B> {
         self.separator.masks[band].run(&params, &[self.of_band(rows_me, band)])
     }
 
-    fn recorded_masks(&self, rows_me: &Tensor<B, 2>, band: usize) -> Recorded<'a, B> {
+    fn recorded_masks(&self, rows_me: &Tensor<B, 2>, band: usize) -> RecordedSegment<'a, B> {
         let rows = Input::tracked(self.of_band(rows_me, band));
-        Recorded::run(&self.separator.masks[band], self.tower.trainables, vec![rows])
+        RecordedSegment::run(&self.separator.masks[band], self.tower.trainables, vec![rows])
     }
 
     fn by_frame(&self, rows_nd: Tensor<B, 2>) -> Tensor<B, 2> {

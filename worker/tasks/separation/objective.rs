@@ -25,7 +25,7 @@ use super::{
     data::{CHANNELS, SegmentBatch, SegmentSample},
     measures::{chunked_sdr, sdr},
     network::{SEPARATOR, Separator, SeparatorShape},
-    scene::{Judged, Scene},
+    scene::{MaskLoss, Scene},
     stft::Stft,
 };
 
@@ -127,7 +127,7 @@ pub(super) fn shape(settings: &SeparationSettings) -> SeparatorShape {
 }
 
 /// A loss of a batch that is a number.
-fn finite(batch: &SegmentBatch, judged: &Judged) -> Result<MicroLoss, TaskError> {
+fn finite(batch: &SegmentBatch, judged: &MaskLoss) -> Result<MicroLoss, TaskError> {
     let broken = batch.indices.iter().zip(&judged.by_segment).filter(|(_, loss)| !loss.is_finite());
     let broken: Vec<u64> = broken.map(|(index, _)| *index).collect();
     if broken.is_empty() {

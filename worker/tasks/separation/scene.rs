@@ -39,7 +39,7 @@ pub struct Scene<'a> {
 
 /// What masks have come to: a loss, and its gradients by the spectra that masks make of a mixture, times the
 /// conjugate of that mixture.
-pub struct Judged {
+pub struct MaskLoss {
     /// Of all segments.
     pub loss: MicroLoss,
     /// Of each segment.
@@ -86,7 +86,7 @@ impl<'a> Scene<'a> {
     }
 
     /// Loss of masks, and what their gradients are made of.
-    pub fn judge(&self, masks: &[Vec<f32>], weights: LossWeights) -> Judged {
+    pub fn judge(&self, masks: &[Vec<f32>], weights: LossWeights) -> MaskLoss {
         let signals = self.batch.stems(self.stft.samples()).into_par_iter().enumerate();
         let judged: Vec<_> =
             signals.map(|(signal, wanted)| self.judge_one(masks, weights, signal, wanted)).collect();
@@ -94,7 +94,7 @@ impl<'a> Scene<'a> {
         let by_segment: Vec<f64> =
             losses.chunks(self.shape.stems * CHANNELS).map(|losses| losses.iter().sum()).collect();
         let loss = MicroLoss { loss_sum: by_segment.iter().sum(), valid: by_segment.len() as f64 };
-        Judged { loss, by_segment, slopes }
+        MaskLoss { loss, by_segment, slopes }
     }
 
     /// What masks make of the mixtures: `[b, stems, channels]` signals.
@@ -105,7 +105,7 @@ impl<'a> Scene<'a> {
     }
 
     /// The gradient of the loss by the masks of a band, `[b * t, m_k]`.
-    pub fn slope(&self, judged: &Judged, band: usize) -> Vec<f32> {
+    pub fn slope(&self, judged: &MaskLoss, band: usize) -> Vec<f32> {
         let (range, bins) = (&self.shape.bands[band], self.stft.bins());
         let mut values =
             Vec::with_capacity(self.batch.indices.len() * self.stft.frames() * self.shape.outputs(band));

@@ -48,17 +48,17 @@ pub(super) fn convert<B: Tape<Base = B>>(
     let tensors = if weights.is_file() { read_tensors(&weights) } else { Ok(Vec::new()) };
     let unread = |error: io::Error| TaskError::bad_input(format!("{}: {error}", weights.display()));
     pretrained::fill(job.results, tensors.map_err(unread)?, &layout, &mut values)?;
-    let trained = Trained { objective, trainables: Trainables::<B>::new(layout, values, device) };
+    let trained = TrainedSeparator { objective, trainables: Trainables::<B>::new(layout, values, device) };
     mixtures.iter().map(|(mixture, dir)| trained.take_apart(mixture, dir)).collect()
 }
 
 /// A separator with what it has learned.
-struct Trained<B: Tape<Base = B>> {
+struct TrainedSeparator<B: Tape<Base = B>> {
     objective: SeparationObjective,
     trainables: Trainables<B>,
 }
 
-impl<B: Tape<Base = B>> Trained<B> {
+impl<B: Tape<Base = B>> TrainedSeparator<B> {
     /// Writes the stems of a mixture, all or none.
     fn take_apart(&self, mixture: &Wav, dir: &Path) -> Result<Vec<PathBuf>, TaskError> {
         let data = &self.objective.settings.data;

@@ -12,7 +12,7 @@ use coxswain_proto::{
     run_spec::{Recompute, RunSpec},
 };
 use coxswain_task::{
-    Built, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
+    Assembly, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
 };
 use safetensors::{Dtype, tensor::TensorView};
 
@@ -101,9 +101,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for Separation {
         spec: &RunSpec,
         _samples: &dyn Samples,
         _device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (objective, layout) = SeparationObjective::new(spec).map_err(TaskError::bad_input)?;
-        Ok(Built { objective: Box::new(objective), layout, initial: Vec::new() })
+        Ok(Assembly { objective: Box::new(objective), layout, initial: Vec::new() })
     }
 
     fn convert(

@@ -50,13 +50,13 @@ fn spec(changes: &[(&str, Value)]) -> RunSpec {
     read(&repository().join("configs/assets/plucks"), changes).unwrap_or_else(|error| panic!("{error}"))
 }
 
-struct Untrained {
+struct UntrainedSeparator {
     samples: Tracks,
     objective: SeparationObjective,
     trainables: Trainables<Flex>,
 }
 
-impl Untrained {
+impl UntrainedSeparator {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(changes);
         let (objective, layout) = SeparationObjective::new(&spec).expect("its own settings");
@@ -100,7 +100,7 @@ fn recompute_changes_no_bit_of_loss_or_gradient() {
     for dtype in ["float32", "bfloat16"] {
         let of = |mode: Value| {
             let rounded = ("network.activations_dtype", json!(dtype));
-            Untrained::new(&[("train.recompute", mode), rounded]).run(&[0, 1, 5])
+            UntrainedSeparator::new(&[("train.recompute", mode), rounded]).run(&[0, 1, 5])
         };
         let unchecked = of(json!("none"));
         assert!(unchecked.0.loss_sum > 0.0 && unchecked.1.iter().all(|gradient| gradient.is_finite()));
@@ -112,7 +112,7 @@ fn recompute_changes_no_bit_of_loss_or_gradient() {
 
 #[test]
 fn a_batch_in_parts_has_the_same_loss_and_gradients_up_to_rounding() {
-    let fixture = Untrained::new(&[]);
+    let fixture = UntrainedSeparator::new(&[]);
     let (whole, gradients) = fixture.run(&[0, 1, 2, 3, 6]);
     let parts = [&[0, 1][..], &[2], &[3, 6]].map(|part| fixture.run(part));
     let sum = |of: fn(&MicroLoss) -> f64| parts.iter().map(|(loss, _)| of(loss)).sum::<f64>();
@@ -134,7 +134,7 @@ fn a_batch_in_parts_has_the_same_loss_and_gradients_up_to_rounding() {
 
 #[test]
 fn a_loss_without_gradients_and_measures_are_those_of_the_pass() {
-    let fixture = Untrained::new(&[]);
+    let fixture = UntrainedSeparator::new(&[]);
     let (indices, stems) = ([0, 3, 9], 2.0);
     let (loss, _) = fixture.run(&indices);
     let batch = fixture.batch(&indices);

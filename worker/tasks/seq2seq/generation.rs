@@ -6,7 +6,7 @@
 use coxswain_models::{Shelves, pretrained::directory, text_to_text::TextTokenizer};
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::ids::Step;
-use coxswain_task::{Fault, GenerateJob, Prompt, TaskError, Written};
+use coxswain_task::{Fault, GenerateJob, Prompt, Reply, TaskError};
 
 use super::{
     config::{PairData, Seq2SeqSettings},
@@ -20,7 +20,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
     models: Shelves<B>,
     device: &B::Device,
-) -> Result<Vec<Written>, TaskError> {
+) -> Result<Vec<Reply>, TaskError> {
     let mut settings = Seq2SeqSettings::of(job.spec).map_err(TaskError::bad_input)?;
     let dir = &directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
     let family = models.sizes.text_to_text.of(dir).map_err(TaskError::bad_input)?;
@@ -55,7 +55,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
         for ids in answers {
             let ended = ids.last() == Some(&special.eos);
             let text = tokenizer.text(&ids).map_err(TaskError::bad_input)?;
-            written.push(Written { ids, text, ended });
+            written.push(Reply { ids, text, ended });
         }
     }
     Ok(written)

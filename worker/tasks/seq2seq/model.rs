@@ -5,7 +5,7 @@ use std::path::Path;
 use coxswain_models::{
     Shelf,
     pretrained::{
-        adapters::{Adapters, HeadAdapter, Tuned},
+        adapters::{Adapters, HeadAdapter, TunedModules},
         checkpoint::CheckpointDir,
         directory,
         error::ModelError,
@@ -65,7 +65,7 @@ impl<B: Tape<Base = B>> PairModel<B> {
         let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
-        let Tuned { adapters, full } = tuned;
+        let TunedModules { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
         Ok((Self { model, lora, full, retention, seed: spec.run.seed }, layout, values))
     }
@@ -141,9 +141,12 @@ impl<B: Tape<Base = B>> PairModel<B> {
 }
 
 /// What trains of the model, by a run's settings.
-pub(super) fn tuned(settings: &Seq2SeqSettings, model: &TextModelOutline) -> Result<Tuned, ModelError> {
+pub(super) fn tuned(
+    settings: &Seq2SeqSettings,
+    model: &TextModelOutline,
+) -> Result<TunedModules, ModelError> {
     let head = HeadAdapter::InFull("which takes none in this task");
-    Tuned::resolve(settings.lora.as_ref(), &settings.model.train, &model.modules, head)
+    TunedModules::resolve(settings.lora.as_ref(), &settings.model.train, &model.modules, head)
 }
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.

@@ -11,8 +11,8 @@ use coxswain_models::{Shelves, pretrained::job};
 use coxswain_nn::{dtypes::FrozenDtype, files::StoredTensor, kernels::Tape, params::Group};
 use coxswain_proto::{config::TaskSchema, run_spec::RunSpec};
 use coxswain_task::{
-    Built, Float16, ForwardJob, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn,
-    Written, memory::Subject,
+    Assembly, Float16, ForwardJob, GenerateJob, Reply, Samples, StarterFile, StarterJob, Task, TaskError,
+    TaskOn, memory::Subject,
 };
 
 use super::{
@@ -124,11 +124,11 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (model, layout, initial) = PairModel::<B>::load(spec, self.models.device, device)?;
         let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
-        Ok(Built { objective, layout, initial })
+        Ok(Assembly { objective, layout, initial })
     }
 
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Option<Result<(), TaskError>> {
@@ -138,7 +138,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
         Some(family.and_then(|family| family.forward(&job, device)).map_err(TaskError::bad_input))
     }
 
-    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
+    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Reply>, TaskError>> {
         Some(generation::generate::<B>(job, self.models, device))
     }
 }

@@ -11,7 +11,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
 use coxswain_task::{
-    Batch, Built, GenerateJob, MicroLoss, Objective, Prompt, Samples, Sampling, StageClock, Task, TaskOn,
+    Assembly, Batch, GenerateJob, MicroLoss, Objective, Prompt, Samples, Sampling, StageClock, Task, TaskOn,
 };
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ impl Fixture {
         let spec = spec(&pairs(), changes);
         let samples = Pairs::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
-        let Built { objective, layout, mut initial } =
+        let Assembly { objective, layout, mut initial } =
             TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &device).expect("it ships");
         // With `B = 0` nothing reaches the other matrix.
         for (at, value) in initial.iter_mut().enumerate() {
@@ -365,7 +365,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
     let loss = loss.iter().find(|tensor| tensor.name == "loss").expect("with labels").values[0];
     let spec = spec(&pairs(), &[]);
     let samples = Pairs::open(&spec, shelf()).expect("they ship");
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &Default::default())
             .expect("it ships");
     let trainables = Trainables::new(layout, initial, &Default::default());

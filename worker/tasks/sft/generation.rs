@@ -13,7 +13,7 @@ use coxswain_models::{
     },
 };
 use coxswain_nn::{kernels::Tape, params::Trainables};
-use coxswain_task::{Fault, GenerateJob, Prompt, Sampling, TaskError, Written};
+use coxswain_task::{Fault, GenerateJob, Prompt, Reply, Sampling, TaskError};
 
 use super::{
     config::SftSettings,
@@ -27,7 +27,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     job: &GenerateJob<'_>,
     models: Shelves<B>,
     device: &B::Device,
-) -> Result<Vec<Written>, TaskError> {
+) -> Result<Vec<Reply>, TaskError> {
     let mut settings = SftSettings::of(job.spec).map_err(TaskError::bad_input)?;
     let reader = ChatReader::open(&settings, models.sizes).map_err(TaskError::bad_input)?;
     let question = |(number, prompt): (usize, &Prompt)| {
@@ -70,7 +70,7 @@ pub(super) struct Writer<'a, B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> Writer<'_, B> {
     /// Answers to some questions, of which the first has this number.
-    pub fn answer(&self, first: usize, questions: &[ChatSample]) -> Result<Vec<Written>, TaskError> {
+    pub fn answer(&self, first: usize, questions: &[ChatSample]) -> Result<Vec<Reply>, TaskError> {
         let encoder = self.reader.encoder();
         let ends = encoder.ends();
         let mut answers: Vec<Answer> = questions.iter().map(|_| Answer::default()).collect();
@@ -100,9 +100,9 @@ impl<B: Tape<Base = B>> Writer<'_, B> {
         answers.into_iter().map(|Answer { ids, ended }| self.written(ids, ended)).collect()
     }
 
-    fn written(&self, ids: Vec<u32>, ended: bool) -> Result<Written, TaskError> {
+    fn written(&self, ids: Vec<u32>, ended: bool) -> Result<Reply, TaskError> {
         let text = self.reader.encoder().decode(&ids).map_err(TaskError::bad_input)?;
-        Ok(Written { ids, text, ended })
+        Ok(Reply { ids, text, ended })
     }
 }
 

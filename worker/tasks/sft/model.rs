@@ -13,7 +13,7 @@ use std::path::Path;
 use coxswain_models::{
     Shelf,
     pretrained::{
-        adapters::{Adapters, HeadAdapter, Tuned},
+        adapters::{Adapters, HeadAdapter, TunedModules},
         blocks::{BlockWeights, TablePlace},
         checkpoint::CheckpointDir,
         directory,
@@ -21,7 +21,7 @@ use coxswain_models::{
         prompts::{DropoutKeys, Prompts},
         settings::Model,
     },
-    vision_language::{Begun, Broken, LoadOptions, ModelOutline, Tap, VisionLanguage, VlPass},
+    vision_language::{LoadOptions, ModelOutline, PassError, Prefill, Tap, VisionLanguage, VlPass},
 };
 use coxswain_nn::{
     files::StoredTensor,
@@ -74,7 +74,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
         let seed = spec.run.seed;
-        let Tuned { adapters, full } = tuned;
+        let TunedModules { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
         let model = Self { model, lora, full, retention, seed };
         Ok((model, layout, values))
@@ -159,7 +159,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         &'a self,
         trainables: &'a Trainables<B>,
         prompts: Prompts<'_>,
-    ) -> Result<Begun<'a, B>, Broken> {
+    ) -> Result<Prefill<'a, B>, PassError> {
         let retention = Retention { recompute: Recompute::None, ..self.retention };
         self.model.decode(trainables, retention, prompts)
     }
@@ -192,9 +192,9 @@ impl<B: Tape<Base = B>> ChatModel<B> {
 }
 
 /// What trains of the model, by a run's settings.
-pub(super) fn tuned(settings: &SftSettings, model: &ModelOutline) -> Result<Tuned, ModelError> {
+pub(super) fn tuned(settings: &SftSettings, model: &ModelOutline) -> Result<TunedModules, ModelError> {
     let (lora, train) = (settings.lora.as_ref(), &settings.model.train);
-    Tuned::resolve(lora, train, &model.modules, HeadAdapter::Taken)
+    TunedModules::resolve(lora, train, &model.modules, HeadAdapter::Taken)
 }
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.
@@ -224,10 +224,12 @@ fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<
     TokenSums::of(rows, targets, batch.step, |row| batch.chat_at(row))
 }
 
-fn failed(batch: &ChatBatch, broken: Broken) -> TaskError {
+fn failed(batch: &ChatBatch, broken: PassError) -> TaskError {
     let ChatBatch { step, indices, .. } = batch;
     match broken {
-        Broken::Tokens(source) => TaskError::bad_input(format!("step {step}, chats {indices:?}: {source}")),
-        Broken::Weights(source) => TaskError::io(format!("step {step}: {source}")),
+        PassError::Tokens(source) => {
+            TaskError::bad_input(format!("step {step}, chats {indices:?}: {source}"))
+        }
+        PassError::Weights(source) => TaskError::io(format!("step {step}: {source}")),
     }
 }

@@ -14,7 +14,7 @@ use coxswain_proto::{
     run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{
-    Built, Float16, GenerateJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, Written,
+    Assembly, Float16, GenerateJob, Reply, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn,
     memory::Subject,
 };
 use safetensors::Dtype;
@@ -138,14 +138,14 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (model, layout, initial) = ChatModel::<B>::load(spec, self.models.device, device)?;
         let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
-        Ok(Built { objective, layout, initial })
+        Ok(Assembly { objective, layout, initial })
     }
 
-    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Written>, TaskError>> {
+    fn generate(&self, job: &GenerateJob<'_>, device: &B::Device) -> Option<Result<Vec<Reply>, TaskError>> {
         Some(generation::generate::<B>(job, self.models, device))
     }
 }

@@ -11,7 +11,7 @@ use burn::backend::Flex;
 use coxswain_data::DataError;
 use coxswain_nn::params::{FlatGrads, Group, Trainables};
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
-use coxswain_task::{Batch, Built, MicroLoss, Objective, Sample, Samples, StageClock, Task, TaskOn};
+use coxswain_task::{Assembly, Batch, MicroLoss, Objective, Sample, Samples, StageClock, Task, TaskOn};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl Fixture {
         let spec = spec(&assets().join("shapes/chats.jsonl"), changes);
         let samples = Chats::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
-        let Built { objective, layout, mut initial } =
+        let Assembly { objective, layout, mut initial } =
             TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &device).expect("it ships");
         // With `B = 0` nothing reaches the other matrix.
         for (at, value) in initial.iter_mut().enumerate() {

@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 
 use crate::{
     savings::{Savings, of_settings},
-    vla_flow::memory::{Frozen, of_process},
+    vla_flow::memory::{FrozenStorage, of_process},
 };
 
 /// Head and loss, as their time is shown.
@@ -39,7 +39,7 @@ pub const HEAD_STAGE: &str = "head";
 /// Weights of a run, by what becomes of them.
 #[derive(Clone, Debug)]
 pub struct TokenWeights {
-    frozen: Frozen,
+    frozen: FrozenStorage,
     /// Elements that are frozen.
     held: u64,
     lora: u64,
@@ -63,7 +63,7 @@ impl TokenWeights {
             params.map(|param| param.len() as u64).sum()
         };
         let [lora, base] = [Group::LORA, Group::BASE].map(trained);
-        let (frozen, layout) = (Frozen::read(dir.path, dir.rules, &tensors)?, layout.clone());
+        let (frozen, layout) = (FrozenStorage::read(dir.path, dir.rules, &tensors)?, layout.clone());
         Ok(Self { frozen, held, lora, base, layout })
     }
 

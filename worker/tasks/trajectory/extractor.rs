@@ -18,7 +18,7 @@ use coxswain_models::{
     pretrained::{
         blocks::BlockWeights, directory, error::ModelError, frozen::FrozenTensor, pictures::ImageShape,
     },
-    vision_language::{Broken, LoadOptions, ModelOutline, VisionTrunk},
+    vision_language::{LoadOptions, ModelOutline, PassError, VisionTrunk},
 };
 use coxswain_nn::kernels::{LinearOps, Tape};
 use coxswain_proto::run_spec::RunSpec;
@@ -133,7 +133,7 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
     }
 
     /// Trajectories of these images, `[patches, patch values]` each: `[images * positions, layers * dim]`.
-    pub fn trajectories(&self, pixel_values: &[&[f32]]) -> Result<Tensor<B, 2>, Broken> {
+    pub fn trajectories(&self, pixel_values: &[&[f32]]) -> Result<Tensor<B, 2>, PassError> {
         let images = pixel_values.len();
         let mut layers = Vec::with_capacity(self.shape.layers.len());
         self.trunk.run(pixel_values, &vec![self.shape.grid; images], &mut |block, x_nd| {

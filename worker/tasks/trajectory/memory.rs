@@ -39,7 +39,7 @@ use super::{
 };
 use crate::{
     savings::{Savings, of_settings},
-    vla_flow::memory::{Frozen, of_process},
+    vla_flow::memory::{FrozenStorage, of_process},
 };
 
 /// Of a value.
@@ -67,7 +67,7 @@ pub struct TrajectorySizes {
     model: Arc<ModelOutline>,
     shape: TrajectoryShape,
     images: u64,
-    frozen: Frozen,
+    frozen: FrozenStorage,
     /// Elements that are frozen of the tower, constants of the network, and that train.
     elements: [u64; 3],
     trained: TrainableLayout,
@@ -96,7 +96,7 @@ impl TrajectorySizes {
         let model = Arc::new(model.map_err(TaskError::bad_input)?);
         let shape = TrajectoryShape::of(&settings, &model)?;
         let tensors: Vec<_> = shape.frozen(&model).collect();
-        let frozen = Frozen::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
+        let frozen = FrozenStorage::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
         let mut sizes = Self {
             spec: spec.clone(),

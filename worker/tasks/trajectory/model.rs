@@ -9,13 +9,13 @@
 //! are kept the extractor does not run. Nothing of a batch outlives its pass.
 
 use burn::tensor::{Tensor, TensorData};
-use coxswain_models::{Shelf, vision_language::Broken};
+use coxswain_models::{Shelf, vision_language::PassError};
 use coxswain_nn::{
     kernels::Tape,
     lora::LoraPlan,
     memory,
     params::{GradientSums, ParamScope, TrainableLayout, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
     rng::{Key, Purpose},
 };
 use coxswain_proto::{
@@ -46,7 +46,7 @@ pub enum TrajectoryError {
         /// Images of the micro-batch.
         images: Vec<u64>,
         /// What does not fit.
-        source: Broken,
+        source: PassError,
     },
     /// Kept trajectories of another size.
     #[error("step {step}: {found} cached values; expected {expected}: clear the store in `cache.dir`")]
@@ -220,10 +220,10 @@ impl<B: Tape<Base = B>> TrajectoryModel<B> {
         run: &HalfRun<'a, B>,
         batch: &ImageBatch,
         code: Input<B>,
-    ) -> (Tensor<B, 2>, Option<Recorded<'a, B>>, Vec<f32>) {
+    ) -> (Tensor<B, 2>, Option<RecordedSegment<'a, B>>, Vec<f32>) {
         let Some(latent) = self.network.drawn else { return (code.value, None, Vec::new()) };
         let noise_nz = Input::constant(self.noise(batch, latent, true));
-        let graph = Recorded::run(&Draw { latent }, run.trainables, vec![code, noise_nz]);
+        let graph = RecordedSegment::run(&Draw { latent }, run.trainables, vec![code, noise_nz]);
         let (z_nz, divergence_n) = apart(graph.output(), latent);
         (z_nz, Some(graph), divergence_n)
     }
@@ -231,7 +231,7 @@ impl<B: Tape<Base = B>> TrajectoryModel<B> {
     /// The gradient of codes, of that of drawn latents and of the divergence's weight.
     fn back_to_code(
         &self,
-        drawn: Recorded<'_, B>,
+        drawn: RecordedSegment<'_, B>,
         dz_nz: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) -> Option<Tensor<B, 2>> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_models::vision_language::Broken;
+use coxswain_models::vision_language::PassError;
 use coxswain_nn::{
     files::{replace, write_tensors},
     kernels::Tape,
@@ -231,7 +231,7 @@ impl<B: Tape<Base = B>> Extractor<B> for TrajectoryObjective<B> {
 impl From<TrajectoryError> for TaskError {
     fn from(error: TrajectoryError) -> Self {
         let fault = match &error {
-            TrajectoryError::Extractor { source: Broken::Weights(_), .. } => Fault::Io,
+            TrajectoryError::Extractor { source: PassError::Weights(_), .. } => Fault::Io,
             TrajectoryError::Extractor { .. } | TrajectoryError::Features { .. } => Fault::BadInput,
             TrajectoryError::NonFiniteLoss { .. } => Fault::Numeric,
         };

@@ -18,7 +18,7 @@ use coxswain_proto::{
     run_spec::{CacheMode, Offload, RunSpec},
 };
 use coxswain_task::{
-    Built, Float16, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
+    Assembly, Float16, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
 };
 use safetensors::{Dtype, tensor::TensorView};
 
@@ -163,9 +163,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for Trajectory<B> {
         spec: &RunSpec,
         _samples: &dyn Samples,
         device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let (model, layout) = TrajectoryModel::<B>::load(spec, self.models.device, device)?;
         let objective = TrajectoryObjective { model, spec: spec.clone(), device: device.clone() };
-        Ok(Built { objective: Box::new(objective), layout, initial: Vec::new() })
+        Ok(Assembly { objective: Box::new(objective), layout, initial: Vec::new() })
     }
 }

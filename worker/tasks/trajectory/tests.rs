@@ -15,7 +15,7 @@ use coxswain_nn::{
     rng::{Key, Purpose},
 };
 use coxswain_proto::{config::Tasks, ids::Step, run_spec::RunSpec};
-use coxswain_task::{Batch, Built, Evaluation, MicroLoss, Objective, Samples, StageClock, Task, TaskOn};
+use coxswain_task::{Assembly, Batch, Evaluation, MicroLoss, Objective, Samples, StageClock, Task, TaskOn};
 use serde_json::{Value, json};
 
 use crate::packing::pack;
@@ -77,7 +77,7 @@ impl SmallRun {
         let spec = spec(changes);
         let samples = ImageFolder::open(&spec, shelf()).expect("they ship");
         let device = Default::default();
-        let Built { objective, layout, mut initial } =
+        let Assembly { objective, layout, mut initial } =
             TaskOn::<Flex>::build(&Trajectory::<Flex>::default(), &spec, &samples, &device)
                 .expect("it ships");
         // With `B = 0` nothing reaches the other matrix.

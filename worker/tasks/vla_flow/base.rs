@@ -11,7 +11,7 @@ use coxswain_models::{
     Shelf,
     joint::JointOutline,
     pretrained::{
-        adapters::Tuned,
+        adapters::TunedModules,
         directory,
         error::ModelError,
         pictures::{ImageProcessor, PixelBounds},
@@ -86,14 +86,14 @@ impl PolicyBase {
     }
 
     /// What of it trains in a run.
-    pub fn tuned(&self, vla: &VlaSettings) -> Result<Tuned, ModelError> {
+    pub fn tuned(&self, vla: &VlaSettings) -> Result<TunedModules, ModelError> {
         let Self { directory, config, outline, .. } = self;
         let asked = TuningSettings { lora: vla.lora.as_ref(), train: &vla.model.train };
         tuning::tuned(&directory.dir, config, outline, asked)
     }
 
     /// What of it trains by default: all that its own files say.
-    pub fn as_published(&self) -> Result<Tuned, ModelError> {
+    pub fn as_published(&self) -> Result<TunedModules, ModelError> {
         tuning::tuned(&self.directory.dir, &self.config, &self.outline, TuningSettings::default())
     }
 

@@ -11,7 +11,7 @@ use coxswain_models::{
         adapters::readme,
         directory,
         error::ModelError,
-        merge::{Trained, write_merged},
+        merge::{TrainedModel, write_merged},
     },
     vision_language::Tap,
 };
@@ -174,7 +174,7 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         let outline = self.policy.model().outline();
         let tied = outline.tied_to_head();
-        let trained = Trained { rules: outline.rules, tied: tied.as_deref(), plan, layout, values };
+        let trained = TrainedModel { rules: outline.rules, tied: tied.as_deref(), plan, layout, values };
         let merged = directory::whole(&self.settings.model.path)
             .map_err(ModelError::from)
             .and_then(|model| write_merged(&model, dir, trained));

@@ -33,8 +33,8 @@ use coxswain_proto::{
     run_spec::{Offload, RunSpec, Shard},
 };
 use coxswain_task::{
-    Built, Float16, ForwardJob, Losses, Made, RandomJob, Responder, Samples, StarterFile, StarterJob, Task,
-    TaskError, TaskOn, Width, memory::Subject,
+    Assembly, CheckpointSummary, Float16, ForwardJob, Losses, RandomJob, Responder, Samples, StarterFile,
+    StarterJob, Task, TaskError, TaskOn, Width, memory::Subject,
 };
 
 use super::{
@@ -127,14 +127,14 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
         write_sample(spec, self.models.sizes, index, out)
     }
 
-    fn make_checkpoint(&self, job: &RandomJob<'_>) -> Option<Result<Made, TaskError>> {
+    fn make_checkpoint(&self, job: &RandomJob<'_>) -> Option<Result<CheckpointSummary, TaskError>> {
         let RandomJob { like, tokenizer, out, seed, .. } = *job;
         let family = self.models.sizes.vision_language.find(like)?;
         let checkpoint = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed };
         let made = family.and_then(|family| family.make_checkpoint(&checkpoint));
-        let told = |made: synthetic::Made| {
-            let synthetic::Made { parameters, tensors, bytes, shards } = made;
-            Made { parameters, tensors, bytes, shards }
+        let told = |made: synthetic::CheckpointSummary| {
+            let synthetic::CheckpointSummary { parameters, tensors, bytes, shards } = made;
+            CheckpointSummary { parameters, tensors, bytes, shards }
         };
         Some(made.map(told).map_err(TaskError::bad_input))
     }
@@ -182,7 +182,12 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
-    fn load(&self, spec: &RunSpec, samples: &dyn Samples, device: &B::Device) -> Result<Built<B>, TaskError> {
+    fn load(
+        &self,
+        spec: &RunSpec,
+        samples: &dyn Samples,
+        device: &B::Device,
+    ) -> Result<Assembly<B>, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let models = self.models.device;
         if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
@@ -198,7 +203,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
         let initial = if reads { policy.initial_values(spec, &layout) } else { Ok(Vec::new()) };
         let initial = initial.map_err(TaskError::bad_input)?;
         let objective = Box::new(VlaObjective { policy, spec: spec.clone(), settings });
-        Ok(Built { objective, layout, initial })
+        Ok(Assembly { objective, layout, initial })
     }
 
     fn responder(

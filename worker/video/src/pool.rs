@@ -134,7 +134,7 @@ impl DecoderPool {
     /// One stretch of decoding, outside the lock. A decoder that met a fault is closed: what it holds is not
     /// to be trusted.
     fn run(&self, video: &Video, run: &Run, take: &mut dyn FnMut(usize, &Picture<'_>)) -> Result<(), Fault> {
-        let mut lent = Lent { pool: self, slot: None, counts: Counts::default() };
+        let mut lent = DecoderLease { pool: self, slot: None, counts: Counts::default() };
         let slot = self.shelf().slot_for(video, run, self.capacity);
         let slot = match slot {
             Some(slot) => slot,
@@ -150,13 +150,13 @@ impl DecoderPool {
 }
 
 /// A call in progress: at its end, however it ends, its decoder goes back, if it is still to be trusted.
-struct Lent<'a> {
+struct DecoderLease<'a> {
     pool: &'a DecoderPool,
     slot: Option<Slot>,
     counts: Counts,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for DecoderLease<'_> {
     fn drop(&mut self) {
         let mut shelf = self.pool.shelf();
         shelf.lent -= 1;

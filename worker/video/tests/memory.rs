@@ -14,10 +14,10 @@ const FRAMES: usize = 12;
 /// Bytes that are allocated now.
 static IN_USE: AtomicIsize = AtomicIsize::new(0);
 
-struct Counting;
+struct CountingAllocator;
 
 // SAFETY: every call is the system allocator's own.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's promise.
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Decodes the same frames so many times, one at a time, and says how many bytes are in use then: a decoder
 /// stands where it stood the last time, with as many references.

@@ -21,14 +21,14 @@ use super::{closing, run::Run};
 use crate::{
     core::{
         failure::Failure,
-        phase::{Gathering, LastCall, Phase},
+        phase::{GatheringPhase, LastCall, Phase},
         roster::Worker,
     },
     options::CauseKind,
 };
 
 /// Whether the next generation can be formed.
-pub(super) enum Forming {
+pub(super) enum Formation {
     /// A worker or launcher is waited for.
     Wait,
     /// The fewest are there, for the first time: more are waited for until the last call is over.
@@ -40,34 +40,34 @@ pub(super) enum Forming {
 }
 
 /// Whether the next generation can be formed now.
-pub(super) fn decide(run: &Run) -> Forming {
+pub(super) fn decide(run: &Run) -> Formation {
     match &run.phase {
         Phase::Gathering(_) if run.faults.closing().is_some() => last(run),
         Phase::Gathering(gathering) if run.config.world.elastic() => elastic(run, gathering),
         Phase::Gathering(_) if run.fleet.roster.assignable() == run.fleet.roster.size() => {
-            Forming::Of((0..run.fleet.roster.size()).map(Slot).collect())
+            Formation::Of((0..run.fleet.roster.size()).map(Slot).collect())
         }
-        Phase::Gathering(_) => Forming::Wait,
-        Phase::Running(_) | Phase::Over(_) => Forming::Wait,
+        Phase::Gathering(_) => Formation::Wait,
+        Phase::Running(_) | Phase::Over(_) => Formation::Wait,
     }
 }
 
 /// The last generation of a run that has failed: all that hold a part of the state, once none of them is
 /// still leaving the one before.
-fn last(run: &Run) -> Forming {
+fn last(run: &Run) -> Formation {
     let mut holders = closing::holders(run).peekable();
     match holders.peek() {
-        None => Forming::Never,
+        None => Formation::Never,
         Some(_) if closing::holders(run).all(Worker::assignable) => {
-            Forming::Of(holders.map(Worker::slot).collect())
+            Formation::Of(holders.map(Worker::slot).collect())
         }
-        Some(_) => Forming::Wait,
+        Some(_) => Formation::Wait,
     }
 }
 
 /// The slots of the workers that are there, if no other is to be waited for. What looks at all slots comes
 /// last: thousands of workers come one by one.
-fn elastic(run: &Run, gathering: &Gathering) -> Forming {
+fn elastic(run: &Run, gathering: &GatheringPhase) -> Formation {
     let (world, roster) = (run.config.world, &run.fleet.roster);
     let stays = |slot: &Slot| run.fleet.assignable(*slot) && !run.may_go(*slot);
     let of_drained = run.orders.draining.iter().flat_map(|place| world.slots_of(*place));
@@ -76,19 +76,19 @@ fn elastic(run: &Run, gathering: &Gathering) -> Forming {
     let all_are_there = ready == world.size();
     let (full, enough) = (ready >= world.most(), ready >= world.least());
     if !all_are_there && enough && gathering.last_call == LastCall::Closed {
-        return Forming::OpenLastCall;
+        return Formation::OpenLastCall;
     }
     let waits_for_more = !all_are_there && gathering.is_first();
     // A worker that is still leaving the old generation has its part of the state.
     let waits_for_leaving = roster.any_leaving() && gathering.settle_by.is_some();
     if !enough || waits_for_more || waits_for_leaving {
-        return Forming::Wait;
+        return Formation::Wait;
     }
     let waits = !full && (gathering.respawn_by.is_some() || gathering.is_first());
     let mut missing = run.fleet.missing(&run.orders.draining);
     match waits && missing.any(|slot| !run.health.is_cordoned(slot)) {
-        true => Forming::Wait,
-        false => Forming::Of(chosen(run, (0..roster.size()).map(Slot).filter(stays).collect())),
+        true => Formation::Wait,
+        false => Formation::Of(chosen(run, (0..roster.size()).map(Slot).filter(stays).collect())),
     }
 }
 

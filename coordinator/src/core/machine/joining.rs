@@ -7,7 +7,7 @@ use crate::core::{
     action::{Action, Directive, Record, Reply},
     event::{NodeClaim, Origin, StreamId, Ticket, WorkerClaim},
     news::{MemberChange, News},
-    nodes::Placed,
+    nodes::NodePlacement,
     phase::Phase,
     refusal::Refusal,
 };
@@ -23,16 +23,16 @@ impl Arrivals<'_> {
         let run = &mut *self.run;
         let placed = run.fleet.place(run.now, claim)?;
         let place = placed.node_rank();
-        if let Placed::New(_) | Placed::Instead(_) = placed {
+        if let NodePlacement::New(_) | NodePlacement::Instead(_) = placed {
             run.forget_drain(place);
         }
-        if matches!(placed, Placed::New(_) | Placed::Instead(_)) && !claim.returns {
+        if matches!(placed, NodePlacement::New(_) | NodePlacement::Instead(_)) && !claim.returns {
             run.health.forget(run.config.world.slots_of(place), &mut run.out);
         }
-        if let Placed::Instead(_) = placed {
+        if let NodePlacement::Instead(_) = placed {
             run.replace_launch(&[place]);
         }
-        if !matches!(placed, Placed::Again(_)) {
+        if !matches!(placed, NodePlacement::Again(_)) {
             self.node_is_there(place);
         }
         // Workers of a node that was to go, and is to stay now, can have places again.

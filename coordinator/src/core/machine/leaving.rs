@@ -13,7 +13,7 @@ use super::{
 use crate::{
     core::{
         action::{Action, Record, Reply},
-        event::{Ended, KillingSample},
+        event::{KillingSample, ProcessExit},
         failure::Failure,
         news::{MemberChange, News},
         phase::Phase,
@@ -35,7 +35,7 @@ impl Departures<'_> {
         node_id: &str,
         slot: Slot,
         pid: Option<u32>,
-        ended: Ended,
+        ended: ProcessExit,
         sample: Option<KillingSample>,
     ) -> Result<Reply, Refusal> {
         let (world, run) = (self.run.config.world, &mut *self.run);
@@ -50,10 +50,10 @@ impl Departures<'_> {
         if run.fleet.exited(run.now, slot, pid) && let_in {
             // The exit codes of this program: the same configuration or data would end the next process, too.
             let kind = match ended {
-                Ended::Code(2 | 3) => CauseKind::BadInput,
-                Ended::Code(5) => CauseKind::OutOfMemory,
+                ProcessExit::Code(2 | 3) => CauseKind::BadInput,
+                ProcessExit::Code(5) => CauseKind::OutOfMemory,
                 // Its successor has all ranks take half as many samples at a time.
-                Ended::OutOfMemory => CauseKind::KilledForMemory,
+                ProcessExit::OutOfMemory => CauseKind::KilledForMemory,
                 _ => CauseKind::WorkerLost,
             };
             let told = run.fleet.roster.take_unheard(slot);

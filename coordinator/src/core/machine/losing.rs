@@ -36,7 +36,7 @@ pub(super) enum Loss {
 
 /// What the loss of a worker was paid with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Paid {
+pub(super) enum Payment {
     /// A restart: its slot is called back.
     Restart,
     /// A spare: no restart is left, and its slot stays empty.
@@ -45,12 +45,12 @@ pub(super) enum Paid {
 
 /// Pays for the loss of a slot's worker. If that is more than the run may spend, its failure, unless a spare
 /// is there: a slot that is not called back costs nothing.
-pub(super) fn pay_for(run: &mut Run, slot: Slot, failure: &Failure) -> Result<Paid, Box<Failure>> {
+pub(super) fn pay_for(run: &mut Run, slot: Slot, failure: &Failure) -> Result<Payment, Box<Failure>> {
     if run.faults.pay(&mut run.out) {
-        return Ok(Paid::Restart);
+        return Ok(Payment::Restart);
     }
     if stands_in(run, slot) {
-        return Ok(Paid::Spare);
+        return Ok(Payment::Spare);
     }
     let budget = run.config.budgets.restarts;
     let message =

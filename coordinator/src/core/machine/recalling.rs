@@ -16,9 +16,9 @@ use crate::core::{
     action::{Assignment, Member},
     fleet,
     past::{Past, PastGeneration},
-    phase::{Connecting, Gathering, LastCall, Over, Phase, Running, Stage},
+    phase::{ConnectingStage, GatheringPhase, LastCall, OverPhase, Phase, RunningPhase, Stage},
     reason::Reason,
-    roster::Gone,
+    roster::Exit,
 };
 
 /// Takes over nodes, slots and the phase of an earlier life.
@@ -29,7 +29,7 @@ pub(super) fn recall(run: &mut Run, past: &Past) {
         (Some(end), _) => {
             run.voice.reason = Reason::of_end(end);
             let deadline = now.after(patience.farewell);
-            run.phase = Phase::Over(Over { end: end.clone(), deadline, expired: false });
+            run.phase = Phase::Over(OverPhase { end: end.clone(), deadline, expired: false });
         }
         (None, Some(plan)) if !run.fleet.roster.all_gone() => recall_phase(run, past, plan),
         (None, _) => {}
@@ -65,13 +65,14 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     };
     let stage = match trains {
         true => Stage::Training,
-        false => Stage::Connecting(Connecting::recalled()),
+        false => Stage::Connecting(ConnectingStage::recalled()),
     };
-    let running = Running::new(assignment.into());
+    let running = RunningPhase::new(assignment.into());
     let left =
-        |member: &&Member| run.fleet.roster.at(member.slot).is_some_and(|it| it.gone == Some(Gone::Left(0)));
+        |member: &&Member| run.fleet.roster.at(member.slot).is_some_and(|it| it.gone == Some(Exit::Left(0)));
     let left: Vec<_> = running.assignment.members.iter().filter(left).map(|member| member.slot).collect();
-    run.phase = Phase::Running(Box::new(Running { regroup: leaving, hand_over: leaving, stage, ..running }));
+    run.phase =
+        Phase::Running(Box::new(RunningPhase { regroup: leaving, hand_over: leaving, stage, ..running }));
     if run.at_the_end() {
         left.into_iter().for_each(|slot| run.trust_good_bye(slot));
     }
@@ -79,11 +80,11 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
 
 fn recall_gathering(run: &mut Run, generation: Generation) {
     let (now, patience) = (run.now, run.config.patience);
-    run.phase = Phase::Gathering(Box::new(Gathering {
+    run.phase = Phase::Gathering(Box::new(GatheringPhase {
         settle_by: Some(now.after(patience.reunion + patience.standstill)),
         respawn_by: Some(now.after(patience.reunion.max(patience.respawn))),
         last_call: LastCall::Over,
-        ..Gathering::new(now.after(patience.rendezvous))
+        ..GatheringPhase::new(now.after(patience.rendezvous))
     }));
     let because = "the coordinator was restarted while its workers were getting ready".to_owned();
     run.voice.reason = Reason::Regathering { generation, because };

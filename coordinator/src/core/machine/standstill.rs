@@ -24,13 +24,13 @@
 
 use super::run::Run;
 use crate::core::{
-    motion::{MemberMotion, Scene, Still, Verdict},
+    motion::{MemberMotion, Scene, StillRank, Verdict},
     report::WorkerPhase,
     roster::Worker,
 };
 
 /// Ranks and starts that stand still.
-pub(super) fn quiet(run: &Run) -> Vec<(MemberMotion, Still)> {
+pub(super) fn quiet(run: &Run) -> Vec<(MemberMotion, StillRank)> {
     let patience = run.config.patience;
     // A worker that was quiet for less is not judged: with thousands of workers that would hold up their
     // calls once a second.
@@ -45,7 +45,7 @@ pub(super) fn quiet(run: &Run) -> Vec<(MemberMotion, Still)> {
 }
 
 /// A rank that stands still, or a start that is late, in words.
-pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> String {
+pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> String {
     let (quiet, usual) = (still.quiet.as_secs_f64(), still.usual());
     if member.phase == WorkerPhase::Starting {
         let host = run.fleet.nodes.host(run.config.world.node_of(member.slot));
@@ -69,7 +69,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &Still) -> Strin
 }
 
 /// What people are told will follow for one that is not given up; nothing if another one is named for it.
-pub(super) fn follows(still: &Still) -> Option<String> {
+pub(super) fn follows(still: &StillRank) -> Option<String> {
     match still.verdict {
         Verdict::Ignore | Verdict::GiveUp => None,
         Verdict::Name(left) => Some(format!("declared lost in {:.0} s without progress", left.as_secs_f64())),
@@ -87,7 +87,7 @@ pub(super) fn follows(still: &Still) -> Option<String> {
 /// Nothing moves, and a step is overdue.
 pub(super) enum LateStep {
     /// This one holds it up.
-    Culprit(MemberMotion, Still),
+    Culprit(MemberMotion, StillRank),
     /// All wait in collectives, of which these are the least and the furthest.
     Nobody(u64, u64),
 }
@@ -126,7 +126,7 @@ pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     let Some(culprit) = members_of(run).filter(behind).min_by_key(first) else {
         return Some(LateStep::Nobody(least, furthest));
     };
-    let still = Still { quiet: culprit.pulse.still, expected, waiting, verdict: Verdict::GiveUp };
+    let still = StillRank { quiet: culprit.pulse.still, expected, waiting, verdict: Verdict::GiveUp };
     Some(LateStep::Culprit(culprit.motion(), still))
 }
 

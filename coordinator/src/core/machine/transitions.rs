@@ -25,8 +25,8 @@ use coxswain_proto::ids::{Generation, Slot, Step};
 
 use super::{
     closing,
-    forming::{self, Forming},
-    losing::{self, Loss, Paid},
+    forming::{self, Formation},
+    losing::{self, Loss, Payment},
     run::Run,
 };
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
         action::{Action, Assignment, Directive, Record},
         failure::{End, Failure},
         news::{MemberChange, News, Recovery},
-        phase::{Gathering, LastCall, Over, Phase, Running, Stage},
+        phase::{GatheringPhase, LastCall, OverPhase, Phase, RunningPhase, Stage},
         quarantine::BadSample,
         reason::Reason,
         report::StateSource,
@@ -84,7 +84,7 @@ impl Run {
                     Err(end) => return close(self, *end),
                 };
                 self.faults.outside(&failure, &mut self.out);
-                if paid == Paid::Restart {
+                if paid == Payment::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
             }
@@ -98,13 +98,13 @@ impl Run {
                 let incident = self.faults.incident(self.now);
                 incident.sample = sample.or(incident.sample);
                 let costs = incident.lose(slot) && sample.is_none() && loss != Loss::Cordoned;
-                let paid = if costs { losing::pay_for(self, slot, &failure) } else { Ok(Paid::Restart) };
+                let paid = if costs { losing::pay_for(self, slot, &failure) } else { Ok(Payment::Restart) };
                 let paid = match paid {
                     Ok(paid) => paid,
                     Err(end) => return close(self, *end),
                 };
                 self.faults.blame(&failure, &mut self.out);
-                if loss == Loss::Breaks && paid == Paid::Restart {
+                if loss == Loss::Breaks && paid == Payment::Restart {
                     self.fleet.call_back(self.now, slot, failure.message.clone(), &mut self.out);
                 }
                 self.break_up(&format!("rank {slot} is lost: {}", failure.message), true);
@@ -138,13 +138,13 @@ impl Run {
         let fruitless = course.is_none_or(|course| course.ledger.committed() <= course.first_step);
         let patience = self.config.patience;
         let standstill = patience.standstill + self.progress.pace.time_for(3).unwrap_or_default();
-        self.gather(Gathering {
+        self.gather(GatheringPhase {
             settle_by: Some(self.now.after(standstill)),
             respawn_by: Some(self.now.after(patience.respawn)),
             last_call: LastCall::Over,
             fruitless: fruitless.then(|| because.clone()),
             relieved,
-            ..Gathering::new(self.now.after(patience.rendezvous))
+            ..GatheringPhase::new(self.now.after(patience.rendezvous))
         });
         if abort {
             // Workers that are ready have left it already.
@@ -155,7 +155,7 @@ impl Run {
     }
 
     /// To Gathering. What may still be reported of the newest generation that has started remains.
-    fn gather(&mut self, gathering: Gathering) {
+    fn gather(&mut self, gathering: GatheringPhase) {
         if let Some(running) = self.phase.running() {
             let generation = running.assignment.generation;
             self.out.push(Action::Record(Record::Broken { generation }));
@@ -184,7 +184,7 @@ impl Run {
             self.out.push(Action::Record(Record::Lost { slot, respawn: None }));
         }
         if self.fleet.is_new() {
-            self.gather(Gathering::new(self.now.after(self.config.patience.rendezvous)));
+            self.gather(GatheringPhase::new(self.now.after(self.config.patience.rendezvous)));
             self.faults.incident = None;
             self.faults.spend(|spent| *spent = Default::default(), &mut self.out);
             self.order(|orders| *orders = Default::default());
@@ -202,13 +202,13 @@ impl Run {
         let forming = forming::decide(self);
         let Phase::Gathering(gathering) = &mut self.phase else { return };
         match forming {
-            Forming::Wait => {}
-            Forming::OpenLastCall => {
+            Formation::Wait => {}
+            Formation::OpenLastCall => {
                 gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
-            Forming::Never => conclude(self, "no remaining rank has the state"),
-            Forming::Of(slots) if self.faults.closing().is_some() => self.form(slots),
-            Forming::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
+            Formation::Never => conclude(self, "no remaining rank has the state"),
+            Formation::Of(slots) if self.faults.closing().is_some() => self.form(slots),
+            Formation::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
                 Ok(()) => self.form(slots),
                 Err(failure) => close(self, *failure),
             },
@@ -235,7 +235,7 @@ impl Run {
         self.tell_who_stands_in(&slots);
         let members = assignment.members.iter().map(|member| (member.slot, member.worker)).collect();
         self.out.push(Action::Record(Record::Generation { generation, members }));
-        self.phase = Phase::Running(Box::new(Running::new(assignment.clone())));
+        self.phase = Phase::Running(Box::new(RunningPhase::new(assignment.clone())));
         self.say(self.formed(&assignment));
         for worker in self.fleet.roster.living() {
             if let (Some(stream), Some(rank)) = (worker.line.stream, assignment.rank_of(worker.id)) {
@@ -277,7 +277,7 @@ impl Run {
 
     /// Starts the generation, once what its state proves is covered by reports.
     pub(super) fn try_start(&mut self) {
-        let Some((first, source, last)) = self.phase.running().and_then(Running::agreed) else { return };
+        let Some((first, source, last)) = self.phase.running().and_then(RunningPhase::agreed) else { return };
         // Reports of the others may be on their way, unless they have spoken, too.
         let before = self.progress.committed;
         let settled = self.progress.settle(self.generation, first, source, last, &mut self.out);
@@ -408,7 +408,7 @@ impl Run {
             self.faults.spend(|spent| spent.closing = None, &mut self.out);
         }
         self.out.push(Action::Record(Record::Over(end.clone())));
-        self.phase = Phase::Over(Over { end, deadline, expired: false });
+        self.phase = Phase::Over(OverPhase { end, deadline, expired: false });
         self.progress.close();
         self.memory.answer(self.now, &self.fleet.roster, false, &mut self.out);
         self.say(reason);

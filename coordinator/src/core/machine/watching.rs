@@ -13,7 +13,7 @@ use crate::{
     core::{
         action::{Action, Record},
         failure::Failure,
-        motion::{MemberMotion, Still, Verdict},
+        motion::{MemberMotion, StillRank, Verdict},
         news::{MemberChange, News},
         phase::{LastCall, Phase},
         report::WorkerPhase,
@@ -140,7 +140,7 @@ impl Watch<'_> {
 
     /// A rank that stands still is lost, or a process that has never made itself known: another one is asked
     /// for.
-    fn give_up(&mut self, member: &MemberMotion, still: &Still) {
+    fn give_up(&mut self, member: &MemberMotion, still: &StillRank) {
         let message = standstill::in_words(self.run, member, still);
         let failure = self.run.failure_of(member.slot, CauseKind::WorkerLost, message);
         if member.phase == WorkerPhase::Starting {

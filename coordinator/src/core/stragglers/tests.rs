@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use coxswain_proto::{
     ids::Bytes,
-    report::{CacheUse, SkipCause, Skipped, StepTimes, Totals},
+    report::{CacheUse, Skip, SkipCause, StepTimes, Totals},
 };
 
 use super::*;
@@ -219,9 +219,7 @@ fn steps_that_cannot_be_compared_do_not_count() {
         let slow = report(step, scaled(CALM, 2.0), 4, 400);
         let slow = match step % 3 {
             0 => StepReport { retries: 1, ..slow },
-            1 => {
-                StepReport { skipped: Some(Skipped { cause: SkipCause::Loss, samples: Vec::new() }), ..slow }
-            }
+            1 => StepReport { skipped: Some(Skip { cause: SkipCause::Loss, samples: Vec::new() }), ..slow },
             _ => StepReport { cache: CacheUse { misses: 1, ..CacheUse::default() }, ..slow },
         };
         assert_eq!(stragglers.report(Rank(0), &slow), []);

@@ -4,7 +4,7 @@ use super::{
     elastic::{both_nodes, come, elastic, join, members, pass, regroup},
     *,
 };
-use crate::core::event::{CheckpointReport, CheckpointState, Ended, NodeName};
+use crate::core::event::{CheckpointReport, CheckpointState, NodeName, ProcessExit};
 
 /// Two nodes of two workers each that train, and have committed three steps.
 fn two_nodes() -> Run {
@@ -92,8 +92,13 @@ fn workers_that_were_lost_on_the_way_out_cost_no_restart_and_do_not_come_back() 
     let mut run = two_nodes();
     drain(&mut run, 1).0.unwrap();
     let pid = run.machine.run.fleet.roster.at(Slot(2)).map(|worker| worker.claim.pid);
-    let exit =
-        Ask::Exit { node_id: "node-1".into(), slot: Slot(2), pid, ended: Ended::Signal(9), sample: None };
+    let exit = Ask::Exit {
+        node_id: "node-1".into(),
+        slot: Slot(2),
+        pid,
+        ended: ProcessExit::Signal(9),
+        sample: None,
+    };
     let actions = run.tell(exit);
     assert!(!actions.iter().any(|action| matches!(action, Action::TellNode(..))), "{actions:?}");
     // Rank 3 still has its part and rank 2's: it is a member once more.
@@ -120,7 +125,7 @@ fn nobody_is_let_go_in_the_middle_of_a_recovery() {
         node_id: "node-0".into(),
         slot: Slot(0),
         pid,
-        ended: Ended::Signal(9),
+        ended: ProcessExit::Signal(9),
         sample: None,
     });
     let (_, actions) = drain(&mut run, 1);

@@ -1,7 +1,7 @@
 //! Worlds that grow and shrink.
 
 use super::*;
-use crate::core::event::Ended;
+use crate::core::event::ProcessExit;
 
 /// Two nodes at most, one at least, two workers each.
 pub(super) fn elastic() -> Run {
@@ -228,7 +228,7 @@ fn the_budget_for_rescaling_is_its_own() {
     assert_eq!(told(&actions, 0), [] as [&Directive; 0]);
 }
 
-fn exit(run: &mut Run, node: u32, slot: u32, (pid, ended): (u32, Ended)) -> Vec<Action> {
+fn exit(run: &mut Run, node: u32, slot: u32, (pid, ended): (u32, ProcessExit)) -> Vec<Action> {
     run.tell(Ask::Exit {
         node_id: format!("node-{node}"),
         slot: Slot(slot),
@@ -244,7 +244,7 @@ fn a_node_that_joins_without_its_data_costs_the_others_nothing() {
     (0..2).for_each(|rank| drop(run.steps(rank, 0..5)));
     join(&mut run, 1);
     for pid in 900..905 {
-        let actions = exit(&mut run, 1, 2 + pid % 2, (pid, Ended::Code(3)));
+        let actions = exit(&mut run, 1, 2 + pid % 2, (pid, ProcessExit::Code(3)));
         assert!(matches!(news(&actions)[..], [News::LostOutside(..)]), "{actions:?}");
         let asked = |action: &&Action| matches!(action, Action::TellNode(..));
         assert_eq!(actions.iter().find(asked), None, "the next one would fail alike");
@@ -256,10 +256,10 @@ fn a_node_that_joins_without_its_data_costs_the_others_nothing() {
 fn a_lost_worker_whose_machine_cannot_bring_it_back_is_done_without() {
     let mut run = both_nodes();
     (0..4).for_each(|rank| drop(run.steps(rank, 0..5)));
-    exit(&mut run, 1, 3, (103, Ended::Signal(9)));
+    exit(&mut run, 1, 3, (103, ProcessExit::Signal(9)));
     (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
     for pid in 900..905 {
-        exit(&mut run, 1, 3, (pid, Ended::Code(2)));
+        exit(&mut run, 1, 3, (pid, ProcessExit::Code(2)));
     }
     pass(&mut run, 6);
     assert_eq!((members(&run), run.machine.run.faults.spent.restarts), (vec![0, 1, 2], 1));

@@ -1,7 +1,7 @@
 //! Workers that are lost when everything is done, and processes that end before they are anybody.
 
 use super::{recovery::survived, *};
-use crate::{core::event::Ended, options::Outcome};
+use crate::{core::event::ProcessExit, options::Outcome};
 
 /// Two workers that have done every step; rank 1 could not report the last one.
 fn done_but_for_a_report() -> Run {
@@ -111,7 +111,7 @@ fn a_process_that_dies_before_it_registers_is_replaced() {
         node_id: NODE.into(),
         slot: Slot(1),
         pid: Some(4711),
-        ended: Ended::Signal(9),
+        ended: ProcessExit::Signal(9),
         sample: None,
     };
     assert_eq!(respawns(&run.tell(ended)), [(1, 2)]);

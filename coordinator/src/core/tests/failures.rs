@@ -1,7 +1,7 @@
 //! Failures that end a run: which one is the first cause, and how the run ends.
 
 use super::*;
-use crate::core::{event::Ended, failure::Failure, reason::Reason};
+use crate::core::{event::ProcessExit, failure::Failure, reason::Reason};
 use crate::options::{CauseKind, FirstCause, Outcome};
 
 fn failure(rank: u32, kind: CauseKind) -> Ask {
@@ -52,7 +52,7 @@ fn failures_that_would_come_again_end_the_run_whatever_the_budget() {
 fn exit_codes_for_configuration_data_and_memory_end_the_run() {
     for (code, kind) in [(2, CauseKind::BadInput), (3, CauseKind::BadInput), (5, CauseKind::OutOfMemory)] {
         let mut run = Run::started(2);
-        let ended = Ended::Code(code);
+        let ended = ProcessExit::Code(code);
         run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended, sample: None });
         run.wait(Duration::from_secs(30));
         let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!() };
@@ -65,7 +65,7 @@ fn input_that_a_successor_cannot_use_is_its_machines_fault_once_steps_are_commit
     let mut run = super::recovery::at_step_ten();
     run.kill(1);
     let mut exit = |pid| {
-        let ended = Ended::Code(2);
+        let ended = ProcessExit::Code(2);
         run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended, sample: None });
         (run.phase(), run.machine.run.faults.spent.restarts)
     };
@@ -158,7 +158,7 @@ fn a_killed_process_is_named_at_once_by_its_launcher() {
         node_id: NODE.into(),
         slot: Slot(1),
         pid: Some(101),
-        ended: Ended::Signal(9),
+        ended: ProcessExit::Signal(9),
         sample: None,
     };
     let (_, actions) = run.ask(exit.clone());
@@ -169,7 +169,7 @@ fn a_killed_process_is_named_at_once_by_its_launcher() {
 #[test]
 fn a_process_that_the_kernel_killed_for_memory_is_replaced_and_told_as_such() {
     let killed = |run: &mut Run| {
-        let ended = Ended::OutOfMemory;
+        let ended = ProcessExit::OutOfMemory;
         run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(101), ended, sample: None })
     };
     let mut run = Run::started(2);
@@ -193,12 +193,17 @@ fn the_end_of_a_process_that_has_left_is_no_news() {
         node_id: NODE.into(),
         slot: Slot(0),
         pid: Some(100),
-        ended: Ended::Code(1),
+        ended: ProcessExit::Code(1),
         sample: None,
     };
     assert_eq!(run.ask(exit), (Ok(Reply::Done), vec![]));
-    let stranger =
-        Ask::Exit { node_id: "y".into(), slot: Slot(0), pid: Some(100), ended: Ended::Code(1), sample: None };
+    let stranger = Ask::Exit {
+        node_id: "y".into(),
+        slot: Slot(0),
+        pid: Some(100),
+        ended: ProcessExit::Code(1),
+        sample: None,
+    };
     assert_eq!(run.ask(stranger).0, Err(Refusal::UnknownNode("y".into())));
 }
 

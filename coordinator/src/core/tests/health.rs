@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use crate::{
-    core::{event::Ended, failure::Failure},
+    core::{event::ProcessExit, failure::Failure},
     options::{CauseKind, Outcome},
 };
 
@@ -24,7 +24,7 @@ fn fails_its_check(run: &mut Run, rank: u32, pid: u32) -> Vec<Action> {
         ..Failure::of_run(CauseKind::Hardware, "the known computation is wrong".into())
     };
     let mut actions = run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
-    let ended = Ended::Code(4);
+    let ended = ProcessExit::Code(4);
     let node_id = match run.machine.run.config.world.node_of(Slot(rank)) {
         0 if run.machine.run.config.world.max_nodes == 1 => NODE.into(),
         node => format!("node-{node}"),
@@ -125,7 +125,7 @@ fn an_elastic_world_goes_on_without_a_slot_that_is_cordoned() {
     let (reply, _) = run.ask(Ask::Register(successor(3, 1)));
     assert!(matches!(reply, Err(Refusal::Cordoned { slot: Slot(3), faults: 2, .. })), "{reply:?}");
     let restarts = run.machine.run.faults.spent.restarts;
-    let ended = Ended::Code(6);
+    let ended = ProcessExit::Code(6);
     let exit = Ask::Exit { node_id: "node-1".into(), slot: Slot(3), pid: Some(1103), ended, sample: None };
     assert!(respawns(&run.tell(exit)).is_empty());
     assert_eq!((run.machine.run.faults.spent.restarts, members(&run)), (restarts, vec![0, 1, 2]));
@@ -141,7 +141,7 @@ fn a_worker_that_is_only_joining_is_not_missed() {
     }
     run.start_all(3, 0, StateSource::Replica);
     // Slot 2 of the same node is killed, and its successor does not pass its check, twice.
-    let ended = Ended::Signal(9);
+    let ended = ProcessExit::Signal(9);
     run.tell(Ask::Exit { node_id: "node-1".into(), slot: Slot(2), pid: Some(102), ended, sample: None });
     run.get_ready(0, 2, "");
     run.get_ready(1, 2, "");

@@ -8,7 +8,7 @@ use super::*;
 use crate::core::invariants;
 
 /// Reads one kind of message.
-type Read = fn(&[u8]) -> Option<Ask>;
+type MessageReader = fn(&[u8]) -> Option<Ask>;
 
 fn read<T: Message + Default>(bytes: &[u8]) -> Option<Ask>
 where
@@ -17,7 +17,7 @@ where
     Ask::try_from(T::decode(bytes).ok()?).ok()
 }
 
-const KINDS: [Read; 11] = [
+const KINDS: [MessageReader; 11] = [
     read::<v1::JoinNodeRequest>,
     read::<v1::RegisterRequest>,
     read::<v1::ReadyRequest>,

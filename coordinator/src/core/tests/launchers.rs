@@ -6,7 +6,7 @@ use super::{
     *,
 };
 use crate::{
-    core::{event::Ended, failure::Failure, news::MemberChange},
+    core::{event::ProcessExit, failure::Failure, news::MemberChange},
     options::CauseKind,
 };
 
@@ -21,7 +21,7 @@ fn a_late_report_of_an_exit_does_not_hit_the_successor() {
         node_id: NODE.into(),
         slot: Slot(1),
         pid: Some(101),
-        ended: Ended::Signal(9),
+        ended: ProcessExit::Signal(9),
         sample: None,
     };
     assert_eq!(run.tell(exit), vec![]);
@@ -144,7 +144,7 @@ fn a_process_that_a_new_launcher_has_started_is_not_started_again() {
     run.tell(Ask::FollowNode { node_id: "other".into(), stream: NODE_LINE });
     assert_eq!(respawns(&run.wait(Duration::from_secs(1))), []);
     // Unless it has ended, too.
-    let ended = Ended::Code(1);
+    let ended = ProcessExit::Code(1);
     let exit = Ask::Exit { node_id: "other".into(), slot: Slot(1), pid: Some(900), ended, sample: None };
     assert_eq!(respawns(&run.tell(exit)), [(1, 1)]);
 }
@@ -157,8 +157,13 @@ fn a_failure_before_registration_is_told_with_the_exit() {
     failure.slot = Some(Slot(1));
     run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
     assert_eq!(run.phase(), RunPhase::WaitingForWorkers);
-    let exit =
-        Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(7), ended: Ended::Code(4), sample: None };
+    let exit = Ask::Exit {
+        node_id: NODE.into(),
+        slot: Slot(1),
+        pid: Some(7),
+        ended: ProcessExit::Code(4),
+        sample: None,
+    };
     let actions = run.tell(exit);
     assert!(survived(&actions).is_some_and(|text| text.contains("the disk is on fire")));
     assert_eq!(respawns(&actions), [(1, 1)]);

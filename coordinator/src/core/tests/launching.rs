@@ -204,7 +204,7 @@ fn a_successor_that_is_never_heard_of_is_replaced_too_and_nobody_waits_for_whom_
     assert_eq!(respawns(&actions), [(2, 2)]);
     assert!(survived(&actions).is_some_and(|text| text.contains("its process on node-a")));
     // The end of a process that nobody knows is told by its number, and another one is asked for at once.
-    let (slot, pid, ended) = (Slot(2), Some(999), super::super::event::Ended::Signal(9));
+    let (slot, pid, ended) = (Slot(2), Some(999), super::super::event::ProcessExit::Signal(9));
     let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot, pid, ended, sample: None });
     assert_eq!(respawns(&actions), [(2, 3)]);
 

@@ -147,12 +147,12 @@ struct Run {
     ticket: u64,
     plan: Plan,
     /// What each rank's heartbeats have shown.
-    shown: BTreeMap<u32, Shown>,
+    shown: BTreeMap<u32, PulseReading>,
 }
 
 /// What a rank's heartbeats have shown, as its pulse would have it.
 #[derive(Clone, Copy, Debug)]
-struct Shown {
+struct PulseReading {
     doing: (WorkerPhase, (u64, u64)),
     phase_since: Duration,
     still_since: Duration,
@@ -254,7 +254,7 @@ impl Run {
     /// The launcher says that a slot's process was killed.
     fn kill(&mut self, rank: u32) -> Vec<Action> {
         let pid = self.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
-        let ended = super::event::Ended::Signal(9);
+        let ended = super::event::ProcessExit::Signal(9);
         self.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended, sample: None })
     }
 
@@ -322,7 +322,7 @@ impl Run {
 
     fn beat_at(&mut self, rank: u32, phase: WorkerPhase, collective: (u64, u64)) -> Vec<Action> {
         let now = self.now;
-        let fresh = Shown { doing: (phase, collective), phase_since: now, still_since: now };
+        let fresh = PulseReading { doing: (phase, collective), phase_since: now, still_since: now };
         let before = self.shown.get(&rank).copied().unwrap_or(fresh);
         let mut shown = before;
         if before.doing.0 != phase {

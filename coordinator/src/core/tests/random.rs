@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     action::{Lease, Record},
-    event::{Ended, KillingSample},
+    event::{KillingSample, ProcessExit},
     failure::Failure,
     invariants,
     phase::Phase,
@@ -159,7 +159,7 @@ fn play(run: &mut Run, next: &Move, owed: &mut [u64]) -> Vec<Action> {
         Move::Leave(rank) => Ask::Leave { worker: id(rank), exit_code: 0, reason: "done".into() },
         Move::Exit(rank, read) => {
             let pid = run.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
-            let ended = if read.is_some() { Ended::Signal(11) } else { Ended::Code(1) };
+            let ended = if read.is_some() { ProcessExit::Signal(11) } else { ProcessExit::Code(1) };
             let generation = run.machine.run.generation;
             let sample =
                 read.map(|position| KillingSample { sample: super::samples::bad(position), generation });

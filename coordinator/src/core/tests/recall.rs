@@ -98,7 +98,7 @@ fn orders_to_launchers_are_numbered_on() {
 #[test]
 fn what_an_earlier_version_wrote_of_the_budgets_is_read() {
     let written = r#"{"restarts":2,"rescales":1,"barren":1,"barren_seats":[1]}"#;
-    let spent: crate::core::failure::Spent = serde_json::from_str(written).unwrap();
+    let spent: crate::core::failure::SpentBudgets = serde_json::from_str(written).unwrap();
     assert_eq!((spent.restarts, spent.stalled, spent.closing), (2, 1, None));
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::core::{
     action::Record,
     checkpoints::CheckpointEntry,
-    event::{CheckpointState, Ended},
+    event::{CheckpointState, ProcessExit},
     invariants,
     reason::Reason,
     report::{SkipCause, Skipped},
@@ -263,14 +263,14 @@ fn a_worker_that_dies_again_before_it_is_ready_counts_again() {
     let mut run = at_step_ten();
     run.kill(1);
     for pid in [1101, 2101] {
-        let ended = Ended::Code(1);
+        let ended = ProcessExit::Code(1);
         let actions =
             run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended, sample: None });
         assert_eq!(respawns(&actions).len(), 1, "{actions:?}");
         let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(pid), ended, sample: None };
         assert_eq!(run.tell(exit), vec![], "a repeated report is no news");
     }
-    let ended = Ended::Code(1);
+    let ended = ProcessExit::Code(1);
     run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid: Some(3101), ended, sample: None });
     assert!(run.machine.run.faults.closing().is_some());
 }

@@ -5,7 +5,7 @@ use coxswain_proto::order::{DamagedRow, Order};
 use super::*;
 use crate::{
     core::{
-        event::{Ended, KillingSample},
+        event::{KillingSample, ProcessExit},
         failure::Failure,
         quarantine::{BadSample, SampleVerdict},
     },
@@ -128,7 +128,7 @@ impl Run {
     fn kill_by(&mut self, rank: u32, life: u32, at: BadSample) -> Vec<Action> {
         let pid = self.machine.run.fleet.roster.at(Slot(rank)).map(|worker| worker.claim.pid);
         let sample = Some(KillingSample { sample: at, generation: self.machine.run.generation });
-        let ended = Ended::Signal(11);
+        let ended = ProcessExit::Signal(11);
         let exit = Ask::Exit { node_id: NODE.into(), slot: Slot(rank), pid, ended, sample };
         let mut actions = self.tell(exit.clone());
         assert_eq!(self.tell(exit), vec![], "what is said again has no effect");
@@ -179,7 +179,7 @@ fn a_note_of_another_generation_and_a_kill_by_hand_blame_no_sample() {
         let mut run = Run::started(2);
         let pid = run.machine.run.fleet.roster.at(Slot(1)).map(|worker| worker.claim.pid);
         let sample = Some(KillingSample { sample: bad(5), generation });
-        let ended = Ended::Signal(signal);
+        let ended = ProcessExit::Signal(signal);
         let actions = run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(1), pid, ended, sample });
         assert_eq!(verdicts(&actions), [], "signal {signal}");
         assert_eq!(run.machine.run.faults.spent.restarts, 1, "signal {signal}");
@@ -264,7 +264,7 @@ fn a_launcher_speaks_for_its_own_workers() {
         node_id: node.into(),
         slot: Slot(1),
         pid: None,
-        ended: Ended::Signal(9),
+        ended: ProcessExit::Signal(9),
         sample: None,
     };
     assert_eq!(run.ask(exit("a")).0, Err(Refusal::RankElsewhere { slot: Slot(1), place: 0 }));

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    core::{event::Ended, news::MemberChange, status::Status},
+    core::{event::ProcessExit, news::MemberChange, status::Status},
     options::Outcome,
 };
 
@@ -268,7 +268,7 @@ fn a_slow_rank_keeps_its_place_where_no_spare_is_there_or_none_is_to_have_it() {
         let mut run = with_a_spare(0, replace_slow);
         if lost {
             let pid = Some(102);
-            let ended = Ended::Signal(9);
+            let ended = ProcessExit::Signal(9);
             run.tell(Ask::Exit { node_id: NODE.into(), slot: Slot(2), pid, ended, sample: None });
         }
         let actions = slow_steps(&mut run, 10..90);

@@ -5,7 +5,7 @@ mod hostile;
 use std::{path::Path, sync::Arc};
 
 use coxswain_proto::{
-    cache_plan::{CacheGeneration, Decided, Why},
+    cache_plan::{CacheDecision, CacheGeneration, Cause},
     ids::{Generation, Slot, WorkerId},
     limits::{MAX_CACHE_PHASES, MAX_GENERATIONS_KEPT},
     order::DamagedRow,
@@ -51,10 +51,10 @@ fn records() -> Vec<Record> {
     let sample = BadSample { epoch: 0, position: 9, row };
     quarantine.failed(Try { sample, slot: Slot(0), generation: Generation(1) }, 1);
     let failure = Arc::new(Failure::of_run(CauseKind::WorkerLost, "killed".into()));
-    let decided = Decided {
+    let decided = CacheDecision {
         first: Step(20),
         generation: CacheGeneration { number: 1, since: Step(20) },
-        why: Why::First,
+        why: Cause::First,
     };
     let noted = Some((WorkerId(11), 4));
     let health = SlotHealth { faults: 2, newest: "wrong".into(), cordoned: true, noted };
@@ -133,10 +133,10 @@ fn the_tables_add_up_as_the_records_do() {
 fn of_the_feature_cache_no_more_is_kept_than_the_machine_keeps() {
     let directory = tempfile::tempdir().expect("a directory");
     let (mut journal, mut past) = open(directory.path(), Life::Again);
-    let begun = |number: u64| Decided {
+    let begun = |number: u64| CacheDecision {
         first: Step(number),
         generation: CacheGeneration { number, since: Step(number) },
-        why: Why::First,
+        why: Cause::First,
     };
     for number in 1..=GENERATIONS_KEPT as u64 + 5 {
         let entry = GenerationEntry::new(number, Step(number), None);

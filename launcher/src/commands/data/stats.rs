@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use coxswain_survey::{Filled, Job, Missing, fill};
+use coxswain_survey::{Job, MissingStats, StatsOutcome, fill};
 
 use super::progress::Progress;
 use crate::{
@@ -32,11 +32,11 @@ pub fn execute(args: &StatsArgs) -> Outcome {
     let job = Job { dir: &args.dir, anew: args.anew, force: args.force, progress: &progress };
     let filled = fill(&job).map_err(|error| Failed::new(Exit::BadInput, error))?;
     drop(bar);
-    let Some(Filled { path, beside, computed }) = filled else {
+    let Some(StatsOutcome { path, beside, computed }) = filled else {
         say(format_args!("{}: no statistic is missing", args.dir.display()));
         return Ok(());
     };
-    for Missing { feature, statistics } in &computed {
+    for MissingStats { feature, statistics } in &computed {
         say(format_args!("  {feature}: {}", statistics.join(", ")));
     }
     match beside {

@@ -16,14 +16,14 @@ use crate::{
 };
 
 /// A launch whose processes have ended.
-pub struct Concluding<'a> {
+pub struct LaunchConclusion<'a> {
     /// The run.
     pub spec: &'a RunSpec,
     /// Where its end is shown.
     pub terminal: &'a Terminal,
 }
 
-impl Concluding<'_> {
+impl LaunchConclusion<'_> {
     /// Says how it ended. `success` is what the launcher with the coordinator says if all went well.
     pub async fn conclude(&self, report: &Report, success: Option<String>) -> Outcome {
         let hosting = success.is_some();

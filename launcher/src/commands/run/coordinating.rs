@@ -18,9 +18,9 @@ use coxswain_proto::{run_spec::RunSpec, v1::RunSpecDocument};
 use tokio::sync::mpsc;
 
 use crate::{
-    bucket::{self, Owner, Uploader, Uploading},
+    bucket::{self, Owner, UploadJob, Uploader},
     credentials::OfLaunch,
-    endpoint::{self, Published},
+    endpoint::{self, PublishedEndpoint},
     exit::{Exit, Failed, Outcome},
     launch::{inputs::process_env, machine::LocalMachine, plan::Plan, rendezvous},
     supervise::{
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// What this launcher has to do with its run's coordinator.
-pub struct Coordinating<'a> {
+pub struct CoordinatorSetup<'a> {
     /// The run.
     pub spec: &'a RunSpec,
     /// How it is launched.
@@ -58,7 +58,7 @@ pub struct Coordinating<'a> {
 
 /// What says to others that the coordinator is here, until the launch is over.
 pub struct Signs {
-    _published: Published,
+    _published: PublishedEndpoint,
     _held: Option<HeldClaim>,
     uploader: Option<Rc<Uploader>>,
 }
@@ -66,7 +66,7 @@ pub struct Signs {
 /// What is said where another launcher has the role.
 const ROLE_TAKEN: &str = "another launcher has replaced this launcher's coordinator, which had stopped responding: this launcher and its workers exit";
 
-impl Coordinating<'_> {
+impl CoordinatorSetup<'_> {
     /// Whether the coordinator is, or was, this launcher's.
     pub fn is_here(&self) -> bool {
         self.signs.borrow().is_some()
@@ -76,7 +76,7 @@ impl Coordinating<'_> {
     pub fn begin(&self, listener: TcpListener, port: u16) -> Result<Host, Failed> {
         self.refuse_without_tls(&listener)?;
         let address = self.plan.coordinator(port);
-        let published = Published::write(self.output_dir(), &address.to_string())?;
+        let published = PublishedEndpoint::write(self.output_dir(), &address.to_string())?;
         // From here on the run is ours.
         self.credentials.tidy(self.output_dir(), &process_env);
         failure_file::remove(self.output_dir());
@@ -109,7 +109,7 @@ impl Coordinating<'_> {
             *self.replaced.borrow_mut() = Some(last.launcher.clone());
         }
         let gone = self.replaced.borrow().clone().unwrap_or_default();
-        let published = Published::instead(self.output_dir(), &address)?;
+        let published = PublishedEndpoint::instead(self.output_dir(), &address)?;
         let flags = vec!["--restarted".to_owned(), format!("{}={gone}", HostConfig::INSTEAD)];
         let host = self.start(listener, published, Some(&claim), flags)?;
         // Nothing waits for the bucket here: the thread takes the run when it answers.
@@ -123,7 +123,7 @@ impl Coordinating<'_> {
     /// Begins to keep the run in its bucket, if it has one.
     fn upload(&self, owner: Option<Owner>) -> Outcome {
         let Some(address) = bucket::address(self.spec) else { return Ok(()) };
-        let of = Uploading {
+        let of = UploadJob {
             spec: self.spec.clone(),
             address,
             launcher: self.node_id.clone(),
@@ -151,7 +151,7 @@ impl Coordinating<'_> {
     fn start(
         &self,
         listener: TcpListener,
-        published: Published,
+        published: PublishedEndpoint,
         claim: Option<&Claim>,
         mut flags: Vec<String>,
     ) -> Result<Host, Failed> {

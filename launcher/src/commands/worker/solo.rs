@@ -9,9 +9,9 @@ use std::{
     },
 };
 
-use coxswain_proto::{cache_plan::Decided, ids::Step, run_spec::RunSpec};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, CheckpointNews, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, CheckpointNews, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::checkpoint::Store,
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -55,7 +55,7 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
 }
 
 /// Where the newest complete checkpoint says that training goes on, and what it remembers of kept features.
-fn first_step(spec: &RunSpec) -> Result<(Step, Option<Decided>), Failed> {
+fn first_step(spec: &RunSpec) -> Result<(Step, Option<CacheDecision>), Failed> {
     let output = Path::new(&spec.run.output_dir);
     if !spec.train.resume {
         coxswain_coordinator::set_aside(output).map_err(|error| Failed::new(Exit::Internal, error))?;
@@ -112,15 +112,15 @@ impl Link for LoggingLink {
         self.solo.has_generations()
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.solo.lease(step, samples)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.solo.lease_ahead(step, samples)
     }
 
-    fn decided(&self, step: Step) -> Option<Decided> {
+    fn decided(&self, step: Step) -> Option<CacheDecision> {
         self.solo.decided(step)
     }
 

@@ -1,6 +1,6 @@
 //! Memory: predicted and measured by category, and the peaks of every rank.
 
-use coxswain_proto::{human, memory::Compared};
+use coxswain_proto::{human, memory::MemoryRow};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ pub(super) fn section(run: &ReportedRun) -> Option<Html> {
 /// Rank 0's memory in steps, by category, predicted above measured.
 fn categories(memory: &Value) -> Html {
     let mut html = Html::new();
-    let all = Vec::<Compared>::deserialize(&memory["categories"]).unwrap_or_default();
+    let all = Vec::<MemoryRow>::deserialize(&memory["categories"]).unwrap_or_default();
     let (Some(predicted), Some(measured)) = (memory["predicted"].as_u64(), memory["measured"].as_u64())
     else {
         return html;

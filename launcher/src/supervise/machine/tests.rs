@@ -7,8 +7,8 @@ const SIGTERM: i32 = nix::libc::SIGTERM;
 const SIGXCPU: i32 = nix::libc::SIGXCPU;
 const SIGHUP: i32 = nix::libc::SIGHUP;
 const STOP: Duration = Duration::from_secs(30);
-const DONE: Ended = Ended::Code(0);
-const KILLED: Ended = Ended::Signal(9);
+const DONE: ProcessExit = ProcessExit::Code(0);
+const KILLED: ProcessExit = ProcessExit::Signal(9);
 
 /// Runs a transcript of (seconds, event, expected actions).
 fn transcript(workers: u32, steps: &[(u64, Event, &[Action])]) -> Machine {
@@ -107,10 +107,10 @@ fn when_the_run_is_over_the_others_get_time_to_leave() {
         &[
             (0, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
             (0, Event::RunOver, &[]),
-            (1, Event::WorkerEnded(0, Ended::Code(4)), &[Action::ReportExit(0, Ended::Code(4))]),
+            (1, Event::WorkerEnded(0, ProcessExit::Code(4)), &[Action::ReportExit(0, ProcessExit::Code(4))]),
             (5, Event::RunOver, &[]),
             (9, Event::Tick, &[]),
-            (10, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+            (10, Event::Tick, &[Action::KillAll(KillReason::RunOver)]),
             (99, Event::RunOver, &[]),
             (199, Event::Tick, &[]),
             (199, Event::WorkerEnded(2, KILLED), &[Action::ReportExit(2, KILLED)]),
@@ -128,7 +128,7 @@ fn a_run_that_is_over_does_not_wait_as_long_as_a_signal_allows() {
             (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
             (1, Event::RunOver, &[]),
             (10, Event::Tick, &[]),
-            (11, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+            (11, Event::Tick, &[Action::KillAll(KillReason::RunOver)]),
         ],
     );
 }
@@ -140,12 +140,12 @@ fn workers_that_outlive_our_coordinator_are_not_waited_for() {
         &[
             (0, Event::RunOver, &[]),
             (1, Event::CoordinatorEnded, &[]),
-            (1, Event::WorkerEnded(0, Ended::Code(3)), &[Action::ReportExit(0, Ended::Code(3))]),
-            (2, Event::Tick, &[Action::KillAll(Why::RunOver)]),
+            (1, Event::WorkerEnded(0, ProcessExit::Code(3)), &[Action::ReportExit(0, ProcessExit::Code(3))]),
+            (2, Event::Tick, &[Action::KillAll(KillReason::RunOver)]),
             (2, Event::WorkerEnded(1, KILLED), &[Action::ReportExit(1, KILLED)]),
         ],
     );
-    assert_eq!(machine.first_failure(), Some((0, Ended::Code(3))));
+    assert_eq!(machine.first_failure(), Some((0, ProcessExit::Code(3))));
     assert!(machine.finished());
 }
 
@@ -156,7 +156,7 @@ fn the_first_signal_stops_gracefully_and_the_second_kills() {
         &[
             (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
             (5, Event::Tick, &[]),
-            (6, Event::Signal(SIGINT), &[Action::KillAll(Why::Insisted)]),
+            (6, Event::Signal(SIGINT), &[Action::KillAll(KillReason::Insisted)]),
             (6, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
         ],
     );
@@ -172,7 +172,7 @@ fn a_stop_that_takes_too_long_is_enforced() {
         &[
             (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
             (29, Event::Tick, &[]),
-            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
+            (30, Event::Tick, &[Action::KillAll(KillReason::StopTookTooLong)]),
             (99, Event::Tick, &[]),
         ],
     );
@@ -187,7 +187,7 @@ fn a_worker_lost_during_a_stop_may_be_replaced_so_that_the_checkpoint_is_written
             (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
             (6, respawn(0, 1), &[Action::Start(0, 1)]),
             (16, Event::Tick, &[]),
-            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
+            (30, Event::Tick, &[Action::KillAll(KillReason::StopTookTooLong)]),
             (31, respawn(0, 2), &[]),
         ],
     );
@@ -201,7 +201,7 @@ fn a_stop_with_nobody_left_ends_when_its_patience_does() {
         &[
             (0, Event::Signal(SIGTERM), &[Action::AskStop(SIGTERM)]),
             (5, Event::WorkerEnded(0, KILLED), &[Action::ReportExit(0, KILLED)]),
-            (30, Event::Tick, &[Action::KillAll(Why::StopTookTooLong)]),
+            (30, Event::Tick, &[Action::KillAll(KillReason::StopTookTooLong)]),
         ],
     );
     assert!(machine.finished());
@@ -213,7 +213,7 @@ fn workers_whose_run_cannot_be_asked_to_stop_are_ended() {
         1,
         &[
             (0, Event::Signal(SIGINT), &[Action::AskStop(SIGINT)]),
-            (0, Event::StopRefused, &[Action::KillAll(Why::StopRefused)]),
+            (0, Event::StopRefused, &[Action::KillAll(KillReason::StopRefused)]),
             (1, Event::StopRefused, &[]),
             (30, Event::Tick, &[]),
         ],
@@ -228,7 +228,7 @@ fn a_hangup_drains_like_any_other_signal_but_never_insists() {
             (0, Event::Signal(SIGHUP), &[Action::AskStop(SIGHUP)]),
             (0, Event::Signal(SIGHUP), &[]),
             (29, Event::Tick, &[]),
-            (29, Event::Signal(SIGTERM), &[Action::KillAll(Why::Insisted)]),
+            (29, Event::Signal(SIGTERM), &[Action::KillAll(KillReason::Insisted)]),
         ],
     );
 }
@@ -241,7 +241,7 @@ fn an_end_that_was_announced_comes_without_insisting() {
             (0, Event::Signal(SIGXCPU), &[Action::AskStop(SIGXCPU)]),
             (1, Event::Signal(SIGXCPU), &[]),
             (20, Event::Signal(SIGTERM), &[]),
-            (29, Event::Signal(SIGTERM), &[Action::KillAll(Why::Insisted)]),
+            (29, Event::Signal(SIGTERM), &[Action::KillAll(KillReason::Insisted)]),
         ],
     );
     assert_eq!(machine.interrupted(), Some(SIGTERM));
@@ -252,7 +252,7 @@ fn workers_whose_coordinator_is_lost_for_good_are_ended() {
     let machine = transcript(
         1,
         &[
-            (0, Event::CoordinatorLost, &[Action::KillAll(Why::CoordinatorLost)]),
+            (0, Event::CoordinatorLost, &[Action::KillAll(KillReason::CoordinatorLost)]),
             (1, respawn(0, 1), &[]),
             (5, Event::Tick, &[]),
         ],

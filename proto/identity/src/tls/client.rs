@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     derived,
-    files::{self, Own},
+    files::{self, OwnCertificate},
 };
 use crate::{Address, CertificateFiles, IdentityError, Stream, Token, error::DialError};
 
@@ -27,7 +27,7 @@ use crate::{Address, CertificateFiles, IdentityError, Stream, Token, error::Dial
 pub(crate) struct Client {
     provider: Arc<CryptoProvider>,
     roots: Option<Arc<RootCertStore>>,
-    own: Option<Own>,
+    own: Option<OwnCertificate>,
 }
 
 impl Client {
@@ -93,7 +93,7 @@ impl Client {
         let token = shown.ok_or_else(|| IdentityError::NothingToTrust(place()))?;
         let key = derived::public_key(token).ok_or_else(|| IdentityError::OtherKey(place()))?;
         let name = ServerName::try_from(derived::server_name(token)).expect("digits and dots are a name");
-        Ok((Arc::new(Pinned { key, provider: self.provider.clone() }), name))
+        Ok((Arc::new(PinnedKeyVerifier { key, provider: self.provider.clone() }), name))
     }
 }
 
@@ -141,7 +141,7 @@ fn handshake(place: &str, error: Error) -> IdentityError {
 
 /// Accepts one key, and no authority's word for another.
 #[derive(Debug)]
-struct Pinned {
+struct PinnedKeyVerifier {
     key: SubjectPublicKeyInfoDer<'static>,
     provider: Arc<CryptoProvider>,
 }
@@ -151,7 +151,7 @@ struct Pinned {
 #[error("its key does not match our token")]
 struct AnotherKey;
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedKeyVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

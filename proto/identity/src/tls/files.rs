@@ -10,13 +10,13 @@ use rustls::{
 use crate::{CertificateFiles, IdentityError};
 
 /// A certificate, with those behind it, and its key.
-pub(super) struct Own {
+pub(super) struct OwnCertificate {
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
 }
 
 /// `COX_TLS_CERT` and `COX_TLS_KEY`; nothing where they are not set.
-pub(super) fn own(files: &CertificateFiles) -> Result<Option<Own>, IdentityError> {
+pub(super) fn own(files: &CertificateFiles) -> Result<Option<OwnCertificate>, IdentityError> {
     files.check()?;
     let (Some(cert), Some(key)) = (&files.cert, &files.key) else { return Ok(None) };
     let chain = certificates("COX_TLS_CERT", cert)?;
@@ -29,7 +29,7 @@ pub(super) fn own(files: &CertificateFiles) -> Result<Option<Own>, IdentityError
         };
         wrong("COX_TLS_KEY", key, problem)
     })?;
-    Ok(Some(Own { chain, key }))
+    Ok(Some(OwnCertificate { chain, key }))
 }
 
 /// Those of `COX_TLS_CA`; nothing where it is not set.

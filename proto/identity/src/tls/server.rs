@@ -47,7 +47,7 @@ impl Server {
             .with_protocol_versions(&[&TLS13])
             .expect("ring has TLS 1.3")
             .with_client_cert_verifier(clients)
-            .with_cert_resolver(Arc::new(Shown { own, tokens: tokens.clone() }));
+            .with_cert_resolver(Arc::new(ServerCertificates { own, tokens: tokens.clone() }));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // Callers connect once and stay: nothing is kept for their next time.
         config.send_tls13_tickets = 0;
@@ -88,12 +88,12 @@ impl fmt::Debug for Server {
 
 /// What a coordinator shows: who asks for a token's key gets that, anybody else its own certificate, or where
 /// there is none, that of some token.
-struct Shown {
+struct ServerCertificates {
     own: Option<Arc<CertifiedKey>>,
     tokens: Tokens,
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServerCertificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         match hello.server_name().and_then(derived::asked_for) {
             Some(name) => derived::certified(&self.tokens.named(name, Scope::Read)?),
@@ -102,7 +102,7 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for ServerCertificates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shown").finish_non_exhaustive()
     }

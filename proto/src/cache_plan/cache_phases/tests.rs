@@ -59,10 +59,10 @@ fn a_cached_phase_is_undecided_until_it_is_decided() {
     assert_eq!(table.undecided(Step(0), Step(2)), None);
     assert_eq!(table.undecided(Step(0), Step(9)), Some(Step(2)));
     let first = table.decide(Step(2), &Evidence::default()).expect("nothing is to wait for");
-    assert_eq!((first.generation.number, first.why, first.begins()), (1, Why::First, true));
+    assert_eq!((first.generation.number, first.why, first.begins()), (1, Cause::First, true));
     assert_eq!(table.decide(Step(2), &Evidence::default()), None, "it is decided");
     assert_eq!(table.undecided(Step(0), Step(9)), Some(Step(7)));
-    assert_eq!(table.decide(Step(7), &Evidence::default()).map(|second| second.why), Some(Why::Schedule));
+    assert_eq!(table.decide(Step(7), &Evidence::default()).map(|second| second.why), Some(Cause::Schedule));
     assert_eq!(numbers(&table, 0..12), [0, 0, 1, 1, 1, 0, 0, 2, 2, 2, 0, 0]);
     let kept = Some(CacheGeneration { number: 1, since: Step(2) });
     assert_eq!(table.cache_phase(Step(6)), Some(StepCachePhase::Live { kept }));
@@ -77,12 +77,12 @@ fn drift_decides_with_hysteresis_and_is_waited_for() {
     let mut decide = |at, drift| table.decide(Step(at), &evidence(drift)).expect("decided");
     let kept = decide(3, 0.1);
     assert_eq!((kept.generation, kept.begins()), (CacheGeneration { number: 1, since: Step(1) }, false));
-    assert!(matches!(kept.why, Why::Stayed { .. }));
+    assert!(matches!(kept.why, Cause::Stayed { .. }));
     assert_eq!(decide(5, 0.2).generation.number, 2);
-    assert_eq!(decide(7, 0.08).why, Why::Moved { drift: 0.08, threshold: 0.05 }, "restless");
+    assert_eq!(decide(7, 0.08).why, Cause::Moved { drift: 0.08, threshold: 0.05 }, "restless");
     assert_eq!(decide(9, 0.04).generation.number, 3);
     assert_eq!(decide(11, 0.08).generation.number, 3, "calm again");
-    assert_eq!(decide(13, f64::NAN).why, Why::Unmeasured);
+    assert_eq!(decide(13, f64::NAN).why, Cause::Unmeasured);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_generation_whose_adapter_is_lost_is_not_kept() {
     let mut table = table(1, 2, Some(0.1));
     fill(&mut table, 2);
     let decided = table.decide(Step(3), &Evidence { lost: true, ..evidence(0.0) }).expect("decided");
-    assert_eq!((decided.why, decided.generation.number), (Why::Lost, 2));
+    assert_eq!((decided.why, decided.generation.number), (Cause::Lost, 2));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_phase_that_is_entered_in_its_middle_has_its_own_generation() {
     let mut table = table(2, 8, Some(0.1));
     assert_eq!(table.undecided(Step(5), Step(9)), Some(Step(5)));
     let decided = table.decide(Step(5), &Evidence::default()).expect("nobody measures here");
-    assert_eq!((decided.first, decided.why), (Step(5), Why::First));
+    assert_eq!((decided.first, decided.why), (Step(5), Cause::First));
     assert_eq!(table.cache_phase(Step(4)), None);
 }
 
@@ -146,7 +146,7 @@ fn a_request_takes_effect_in_a_cached_phase_at_once_and_in_a_live_one_where_it_e
     let mut table = table(2, 8, None);
     fill(&mut table, 8);
     let (asked, new) = table.ask(Step(3), Step(5), Step(100)).expect("steps are left");
-    assert_eq!((asked.first, asked.generation.number, asked.why, new), (Step(5), 2, Why::Asked, true));
+    assert_eq!((asked.first, asked.generation.number, asked.why, new), (Step(5), 2, Cause::Asked, true));
     assert_eq!(numbers(&table, 2..8), [1, 1, 1, 2, 2, 2]);
     assert_eq!(table.end(Step(3)), Step(5));
     assert_eq!(table.ask(Step(5), Step(7), Step(100)), Some((asked, false)), "it has not begun");
@@ -161,7 +161,7 @@ fn a_request_after_a_rollback_changes_no_cache_phase_that_may_have_been_run() {
     fill(&mut table, 24);
     let before = numbers(&table, 0..24);
     let (planned, new) = table.ask(Step(3), Step(5), Step(100)).expect("steps are left");
-    assert_eq!((planned.first, planned.why, new), (Step(18), Why::Schedule, false), "it begins one anyway");
+    assert_eq!((planned.first, planned.why, new), (Step(18), Cause::Schedule, false), "it begins one anyway");
     assert_eq!(numbers(&table, 0..24), before);
     let (asked, _) = table.ask(Step(19), Step(21), Step(100)).expect("steps are left");
     assert_eq!((asked.first, asked.generation.number), (Step(21), 4));
@@ -178,7 +178,7 @@ proptest! {
         let mut copy = table.clone();
         let mut newest = 0;
         for (committed, ahead, kind, drift) in moves {
-            let mut record = |decided: Decided, newest: &mut u64| {
+            let mut record = |decided: CacheDecision, newest: &mut u64| {
                 if decided.begins() {
                     assert!(decided.generation.number > *newest, "numbers grow");
                     *newest = decided.generation.number;

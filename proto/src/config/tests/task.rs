@@ -114,7 +114,7 @@ fn what_travelled_is_checked_by_the_task_and_refused_with_a_line() {
 
 #[test]
 fn settings_of_another_task_are_refused() {
-    let error = small(&[]).settings::<crate::toy::Other>().unwrap_err().to_string();
+    let error = small(&[]).settings::<crate::toy::OtherTask>().unwrap_err().to_string();
     assert_eq!(error, "the specification does not fit the task `other`: its task.type is `toy`");
 }
 

@@ -48,7 +48,7 @@ use self::{
     library::{CublasLt, Handle, Places, Plan},
     shape::{Shape, Side},
 };
-use crate::order::{self, Between};
+use crate::order::{self, OrderedStream};
 
 /// Says who multiplies: `library`, `tuned` or `named`.
 const VARIABLE: &str = "COX_MATMUL";
@@ -112,11 +112,11 @@ fn open() -> Result<&'static CublasLt, String> {
 /// The library on all GPUs of this process.
 struct Products {
     gpus: Arc<Gpus>,
-    known: Mutex<HashMap<DeviceId, Known>>,
+    known: Mutex<HashMap<DeviceId, GpuRecord>>,
 }
 
 /// Of one GPU: the thread that gives it orders, and whether the library takes a shape there.
-struct Known {
+struct GpuRecord {
     thread: DeviceHandle<Server>,
     shapes: HashMap<Shape, bool>,
 }
@@ -124,15 +124,15 @@ struct Known {
 /// What only threads that give orders use.
 struct Gpus {
     library: &'static CublasLt,
-    begun: Mutex<HashMap<DeviceId, Begun>>,
+    begun: Mutex<HashMap<DeviceId, GpuLibrary>>,
     /// Whether a product has failed that had been taken.
     failed: AtomicBool,
 }
 
 /// The library on one GPU.
-struct Begun {
+struct GpuLibrary {
     handle: Handle,
-    between: Between,
+    between: OrderedStream,
     /// Held for its memory, which is at `workspace`.
     _memory: CudaSlice<u8>,
     workspace: u64,
@@ -162,12 +162,12 @@ impl Products {
         let mut known = lock(&self.known);
         let known = known
             .entry(device)
-            .or_insert_with(|| Known { thread: DeviceHandle::new(device), shapes: HashMap::new() });
+            .or_insert_with(|| GpuRecord { thread: DeviceHandle::new(device), shapes: HashMap::new() });
         (known.thread.clone(), known.shapes.get(shape).copied())
     }
 
     fn remember(&self, device: DeviceId, shape: Shape, takes: bool) {
-        if let Some(Known { shapes, .. }) = lock(&self.known).get_mut(&device) {
+        if let Some(GpuRecord { shapes, .. }) = lock(&self.known).get_mut(&device) {
             if shapes.len() >= MOST {
                 shapes.clear();
             }
@@ -231,7 +231,7 @@ impl Order {
             }
             on_gpu.plans.insert(self.shape.clone(), plan);
         }
-        let Begun { handle, between, plans, .. } = on_gpu;
+        let GpuLibrary { handle, between, plans, .. } = on_gpu;
         let plan = &plans[&self.shape];
         // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
         // are ordered; nobody else is given the workspace, and products follow each other on one stream. What
@@ -275,20 +275,20 @@ impl Gpus {
     /// The library on this GPU, begun when it is first needed; its context is current on this thread.
     fn on<'a>(
         &self,
-        begun: &'a mut HashMap<DeviceId, Begun>,
+        begun: &'a mut HashMap<DeviceId, GpuLibrary>,
         device: DeviceId,
-    ) -> Result<&'a mut Begun, String> {
+    ) -> Result<&'a mut GpuLibrary, String> {
         match begun.entry(device) {
             Entry::Occupied(begun) => Ok(begun.into_mut()),
             Entry::Vacant(place) => {
                 let cuda = |why| format!("CUDA: {why}");
                 let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
-                let between = Between::new(&context).map_err(cuda)?;
+                let between = OrderedStream::new(&context).map_err(cuda)?;
                 let handle = self.library.begin().map_err(|why| why.to_string())?;
                 let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
                 let workspace = memory.device_ptr(between.stream()).0;
                 let plans = HashMap::new();
-                Ok(place.insert(Begun { handle, between, _memory: memory, workspace, plans }))
+                Ok(place.insert(GpuLibrary { handle, between, _memory: memory, workspace, plans }))
             }
         }
     }

@@ -101,9 +101,10 @@ impl StandIn {
         let [_, stand_in] = [nvrtc, self.library].map(|library| &*Box::leak(Box::new(library)));
         ANSWERS.get_or_init(|| Answers { nvrtc: functions, kernels, programs: Mutex::default() });
         let ours = Functions { create, compile, code_size, code, ..functions };
-        type Given = unsafe extern "C" fn(*const Functions);
+        type SetFunctions = unsafe extern "C" fn(*const Functions);
         // SAFETY: the function is stand_in.c's, and has this type there; it copies what it is shown.
-        let given = unsafe { stand_in.get::<Given>(b"coxswain_answers").map(|given| given(&raw const ours)) };
+        let given =
+            unsafe { stand_in.get::<SetFunctions>(b"coxswain_answers").map(|given| given(&raw const ours)) };
         given.expect("stand_in.c has this function");
     }
 }

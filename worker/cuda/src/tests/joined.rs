@@ -5,7 +5,7 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use coxswain_nn::kernels::{
-    Attending, AttentionMask, AttentionOps, JoinedHeads, JoinedLayers, LinearOps, LowRank, ModelBackend,
+    AttentionMask, AttentionOps, JoinedHeads, JoinedLayers, LinearOps, LowRank, ModelBackend, RopeMask,
     RowOps,
 };
 
@@ -107,7 +107,7 @@ pub fn block<B: ModelBackend>(device: &B::Device, narrow: DType) -> Vec<Vec<f32>
     let qkv_no = <Autodiff<B> as LinearOps>::joined(normed(&x), layers);
     let table = |seed| Tensor::from_inner(tensor::<B, 3>([1, 64, 16], seed, device));
     let mask = AttentionMask::Causal([0..64, 5..64].into());
-    let attending = Attending { tables_bsk: [table(7), table(8)], mask: &mask, scale: 0.25, to };
+    let attending = RopeMask { tables_bsk: [table(7), table(8)], mask: &mask, scale: 0.25, to };
     let heads = JoinedHeads { qkv_no, rows: [2, 64], heads: [4, 2, 2] };
     let h =
         x.clone() + <Autodiff<B> as AttentionOps>::rope_attention_joined(heads, attending).reshape([128, 64]);

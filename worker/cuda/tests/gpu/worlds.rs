@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const NOTICED: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, PartialEq)]
-enum Over {
+enum Transport {
     Ring,
     Nccl,
 }
@@ -38,8 +38,8 @@ struct Process {
 }
 
 impl Process {
-    fn start(rank: usize, world: usize, over: Over) -> Self {
-        let name = if over == Over::Nccl { "nccl" } else { "ring" };
+    fn start(rank: usize, world: usize, over: Transport) -> Self {
+        let name = if over == Transport::Nccl { "nccl" } else { "ring" };
         let mut child = Command::new(std::env::current_exe().expect("a test has a binary"))
             .args(["--exact", TEST, "--nocapture"])
             .env(SLOT, format!("{rank} {world} {name}"))
@@ -87,11 +87,11 @@ impl Drop for Process {
 
 struct World {
     ranks: Vec<Process>,
-    over: Over,
+    over: Transport,
 }
 
 impl World {
-    fn new(world: usize, over: Over) -> Self {
+    fn new(world: usize, over: Transport) -> Self {
         Self { ranks: (0..world).map(|rank| Process::start(rank, world, over)).collect(), over }
     }
 
@@ -115,10 +115,10 @@ impl World {
                 }
             }
         }
-        for due in Behaviour::of_world(self.ranks.len(), self.over == Over::Ring).take(count) {
+        for due in Behaviour::of_world(self.ranks.len(), self.over == Transport::Ring).take(count) {
             assert!(seen.contains(due.name), "no rank has seen that {}", due.name);
         }
-        if self.over == Over::Nccl && count == usize::MAX {
+        if self.over == Transport::Nccl && count == usize::MAX {
             assert!(seen.contains(ON_GPU), "no rank has seen that {ON_GPU}");
         }
     }
@@ -143,7 +143,7 @@ impl World {
     }
 }
 
-fn everything(over: Over, worlds: &[usize]) {
+fn everything(over: Transport, worlds: &[usize]) {
     for &size in worlds {
         let began = Instant::now();
         let mut world = World::new(size, over);
@@ -157,12 +157,12 @@ fn everything(over: Over, worlds: &[usize]) {
 
 #[test]
 fn ranks_in_processes_pass_the_suite_over_the_ring_and_outlive_one_that_is_killed() {
-    everything(Over::Ring, &[1, 2, 4]);
+    everything(Transport::Ring, &[1, 2, 4]);
 }
 
 #[test]
 fn ranks_on_one_gpu_pass_the_suite_over_nccl_and_outlive_one_that_is_killed() {
     if gpus_with_nccl("the collectives over NCCL").is_some() {
-        everything(Over::Nccl, &[1, 2, 4]);
+        everything(Transport::Nccl, &[1, 2, 4]);
     }
 }

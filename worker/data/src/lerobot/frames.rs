@@ -266,7 +266,7 @@ fn opened(path: &Path) -> Result<Video, Unusable> {
     if !place::is_remote(path) {
         return Video::open(path).map_err(|error| Unusable::Video(error.fault));
     }
-    let content = Far(place::open(path).map_err(Unusable::Place)?);
+    let content = RemoteVideo(place::open(path).map_err(Unusable::Place)?);
     let len = content.0.len();
     // The table is at one end of the file or at the other.
     content.0.bring(&[0..len.min(1), len.saturating_sub(1)..len]).map_err(Unusable::Place)?;
@@ -287,9 +287,9 @@ fn bring(video: &Video, shown: usize) -> Result<(), DataError> {
 }
 
 /// A video's bytes that are no file of this machine.
-struct Far(Arc<dyn Content>);
+struct RemoteVideo(Arc<dyn Content>);
 
-impl Source for Far {
+impl Source for RemoteVideo {
     fn len(&self) -> u64 {
         self.0.len()
     }

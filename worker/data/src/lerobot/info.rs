@@ -11,7 +11,7 @@ use coxswain_proto::limits::MAX_FEATURE_VALUES;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::template::{Filling, expand, leaves, numbered};
+use super::template::{TemplateValue, expand, leaves, numbered};
 use crate::{error::DataError, place, text::read_json};
 
 /// Columns that LeRobot keeps for itself.
@@ -330,7 +330,7 @@ impl Info {
         };
         let template = self.video_path.as_deref().ok_or_else(|| invalid("missing".into()))?;
         let fill = |name: &str| match name {
-            "video_key" => Some(Filling::Text(camera)),
+            "video_key" => Some(TemplateValue::Text(camera)),
             _ => numbered(name, chunk, file),
         };
         expand(template, fill).ok_or_else(|| invalid(format!("{template:?}")))

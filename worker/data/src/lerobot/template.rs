@@ -4,22 +4,25 @@
 use std::path::{Component, Path};
 
 /// What stands for a name in a template.
-pub(super) enum Filling<'a> {
+pub(super) enum TemplateValue<'a> {
     Number(u64),
     Text(&'a str),
 }
 
 /// The numbers of a file under the names that LeRobot's versions have for them.
-pub(super) fn numbered(name: &str, chunk: u64, file: u64) -> Option<Filling<'static>> {
+pub(super) fn numbered(name: &str, chunk: u64, file: u64) -> Option<TemplateValue<'static>> {
     match name {
-        "chunk_index" | "episode_chunk" => Some(Filling::Number(chunk)),
-        "file_index" | "episode_index" => Some(Filling::Number(file)),
+        "chunk_index" | "episode_chunk" => Some(TemplateValue::Number(chunk)),
+        "file_index" | "episode_index" => Some(TemplateValue::Number(file)),
         _ => None,
     }
 }
 
 /// Python's `str.format` for `{name}` and, of numbers, `{name:0Nd}`; `None` for anything else.
-pub(super) fn expand<'a>(template: &str, value: impl Fn(&str) -> Option<Filling<'a>>) -> Option<String> {
+pub(super) fn expand<'a>(
+    template: &str,
+    value: impl Fn(&str) -> Option<TemplateValue<'a>>,
+) -> Option<String> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     while let Some(open) = rest.find('{') {
@@ -27,10 +30,10 @@ pub(super) fn expand<'a>(template: &str, value: impl Fn(&str) -> Option<Filling<
         let (name, format) = rest[open + 1..close].split_once(':').unwrap_or((&rest[open + 1..close], ""));
         out.push_str(&rest[..open]);
         match (value(name)?, format) {
-            (Filling::Text(text), "") => out.push_str(text),
-            (Filling::Text(_), _) => return None,
-            (Filling::Number(number), "") => out.push_str(&number.to_string()),
-            (Filling::Number(number), format) => {
+            (TemplateValue::Text(text), "") => out.push_str(text),
+            (TemplateValue::Text(_), _) => return None,
+            (TemplateValue::Number(number), "") => out.push_str(&number.to_string()),
+            (TemplateValue::Number(number), format) => {
                 let width = match format.strip_suffix('d')? {
                     "" => 0,
                     digits => digits.strip_prefix('0')?.parse::<usize>().ok().filter(|w| *w <= 20)?,
@@ -58,9 +61,9 @@ mod tests {
     #[test]
     fn paths_expand_as_python_formats_them() {
         let fill = |name: &str| match name {
-            "chunk_index" => Some(Filling::Number(2)),
-            "file_index" => Some(Filling::Number(1234567)),
-            "video_key" => Some(Filling::Text("observation.images.top")),
+            "chunk_index" => Some(TemplateValue::Number(2)),
+            "file_index" => Some(TemplateValue::Number(1234567)),
+            "video_key" => Some(TemplateValue::Text("observation.images.top")),
             _ => None,
         };
         let path = expand("data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet", fill);

@@ -25,7 +25,7 @@ const MOST_MEMBERS: u32 = 1024;
 
 /// A member that is a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct TarMember {
     /// Everything before the first dot of its name, with folders.
     pub key: String,
     /// What stands behind that dot, in lower case.
@@ -66,7 +66,7 @@ struct Scan<'a> {
 /// Shows every member to `look`, in order.
 pub(super) fn scan(
     path: &Path,
-    mut look: impl FnMut(Found) -> Result<(), DataError>,
+    mut look: impl FnMut(TarMember) -> Result<(), DataError>,
 ) -> Result<PassedOver, DataError> {
     let failed = |error| DataError::io(path, "read")(error);
     let file = bounded::open(path).map_err(failed)?;
@@ -133,7 +133,7 @@ impl Scan<'_> {
     }
 
     /// What an entry is, and on to the one behind it.
-    fn entry(&mut self, header: &Header) -> Result<Option<Found>, DataError> {
+    fn entry(&mut self, header: &Header) -> Result<Option<TarMember>, DataError> {
         let size = header.entry_size();
         let size =
             size.map_err(|error| self.refuse(format!("has no size ({error})"), "write the shard again"))?;
@@ -205,7 +205,7 @@ impl Scan<'_> {
     }
 
     /// A file, if its name is one of a sample.
-    fn member(&mut self, name: &str, content: u64, size: u64) -> Result<Option<Found>, DataError> {
+    fn member(&mut self, name: &str, content: u64, size: u64) -> Result<Option<TarMember>, DataError> {
         let Some((key, ending)) = apart(name) else {
             self.passed_over.unnamed += 1;
             return Ok(None);
@@ -236,7 +236,7 @@ impl Scan<'_> {
             return Err(self.refuse(found, remedy));
         }
         self.endings.push(ending.clone());
-        Ok(Some(Found { key: key.to_owned(), ending, block, bytes, first }))
+        Ok(Some(TarMember { key: key.to_owned(), ending, block, bytes, first }))
     }
 
     fn refuse(&self, found: impl Into<String>, remedy: &str) -> DataError {

@@ -138,7 +138,7 @@ fn a_repair_leaves_the_bits_of_what_is_sound_and_readers_of_the_old_shard_alone(
         let store = Store::existing(dir.path()).unwrap().unwrap();
         let damaged = store.verify().unwrap().damaged;
         assert_eq!(damaged.iter().map(|damage| damage.record).collect::<Vec<_>>(), [Some(0)]);
-        assert_eq!(store.repair(&damaged).unwrap(), [super::super::Repaired { path: path.clone(), kept: 4 }]);
+        assert_eq!(store.repair(&damaged).unwrap(), [super::super::Repair { path: path.clone(), kept: 4 }]);
         let verified = store.verify().unwrap();
         assert!(verified.is_sound() && verified.records == 4, "{verified:?}");
         for namespace in [namespace, open(dir.path(), dtype)] {

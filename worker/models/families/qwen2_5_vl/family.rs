@@ -5,7 +5,7 @@ use coxswain_nn::kernels::Tape;
 use super::{config::QwenConfig, vision::WindowTower};
 use crate::{
     chatml::{ChatMlForm, ToolTurns},
-    pretrained::family::Named,
+    pretrained::family::ModelTypes,
     two_towers::family::{TowersFamily, TowersFamilyOn},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen2_5Vl;
 
-impl Named for Qwen2_5Vl {
+impl ModelTypes for Qwen2_5Vl {
     fn model_types(&self) -> &'static [&'static str] {
         &["qwen2_5_vl"]
     }

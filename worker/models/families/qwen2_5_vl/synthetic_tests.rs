@@ -16,7 +16,7 @@ use crate::{
         checkpoint::Checkpoint,
         error::ModelError,
         frozen::{FrozenTensor, frozen_tensors},
-        synthetic::{DrawnTensor, Made, SyntheticCheckpoint, entries, shards},
+        synthetic::{DrawnTensor, SyntheticCheckpoint, SyntheticSummary, entries, shards},
         tokens,
     },
     vision_language::VlFamily,
@@ -26,7 +26,7 @@ fn asset(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/assets").join(name)
 }
 
-fn make(like: &Path, out: &Path, dtype: WeightsDtype) -> Result<Made, ModelError> {
+fn make(like: &Path, out: &Path, dtype: WeightsDtype) -> Result<SyntheticSummary, ModelError> {
     Qwen2_5Vl.make_checkpoint(&SyntheticCheckpoint { like, tokenizer: None, out, dtype, seed: 3 })
 }
 

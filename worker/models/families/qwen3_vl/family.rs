@@ -5,7 +5,7 @@ use coxswain_nn::kernels::Tape;
 use super::{config::Qwen3VlConfig, vision::DeepStackTower};
 use crate::{
     chatml::{ChatMlForm, ToolTurns},
-    pretrained::family::Named,
+    pretrained::family::ModelTypes,
     two_towers::family::{TowersFamily, TowersFamilyOn},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct Qwen3Vl;
 
-impl Named for Qwen3Vl {
+impl ModelTypes for Qwen3Vl {
     fn model_types(&self) -> &'static [&'static str] {
         &["qwen3_vl"]
     }

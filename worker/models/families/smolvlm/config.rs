@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::{
-    joint::{JointOutline, StreamShape, Within, outline::NamedShape},
+    joint::{FileLocation, JointOutline, StreamShape, outline::NamedShape},
     pretrained::{config_file, error::ModelError, fields::Fields, pictures::PatchShape},
 };
 
@@ -92,7 +92,7 @@ impl SmolVlmConfig {
     }
 
     /// The same for a model that lies in a policy's file.
-    pub fn outline(&self, dir: &Path, within: Within<'_>) -> Result<JointOutline, ModelError> {
+    pub fn outline(&self, dir: &Path, within: FileLocation<'_>) -> Result<JointOutline, ModelError> {
         let layers = within.layers.unwrap_or(self.layers);
         if layers > self.layers {
             let problem = format!(
@@ -225,12 +225,13 @@ mod tests {
     #[test]
     fn the_published_model_has_its_parameters_and_an_image_64_tokens() {
         let config = SmolVlmConfig::from_json("config.json".as_ref(), &published()).expect("it is read");
-        let outline =
-            |layers| config.outline("".as_ref(), Within { prefix: "", layers }).expect("it has as many");
+        let outline = |layers| {
+            config.outline("".as_ref(), FileLocation { prefix: "", layers }).expect("it has as many")
+        };
         assert_eq!(outline(Some(16)).parameters(), 350_165_184);
         assert_eq!(outline(None).parameters(), 350_165_184 + 16 * 9_832_320);
         assert_eq!(outline(None).image_tokens(), 64);
-        let more = config.outline("D".as_ref(), Within { prefix: "", layers: Some(33) });
+        let more = config.outline("D".as_ref(), FileLocation { prefix: "", layers: Some(33) });
         let message = more.expect_err("it has 32").to_string();
         assert!(message.starts_with("D/config.json: `text_config.num_hidden_layers`: 32,"), "{message}");
     }

@@ -6,22 +6,22 @@ use coxswain_nn::kernels::Tape;
 
 use super::{config::SmolVlmConfig, model::SmolVlmModel};
 use crate::{
-    joint::{JointFamily, JointFamilyOn, JointModel, JointOutline, Within},
-    pretrained::{error::ModelError, family::Named, loader::Loader},
+    joint::{FileLocation, JointFamily, JointFamilyOn, JointModel, JointOutline},
+    pretrained::{error::ModelError, family::ModelTypes, loader::Loader},
 };
 
 /// The family `smolvlm`.
 #[derive(Clone, Copy, Debug)]
 pub struct SmolVlm;
 
-impl Named for SmolVlm {
+impl ModelTypes for SmolVlm {
     fn model_types(&self) -> &'static [&'static str] {
         &["smolvlm"]
     }
 }
 
 impl JointFamily for SmolVlm {
-    fn outline(&self, dir: &Path, within: Within<'_>) -> Result<JointOutline, ModelError> {
+    fn outline(&self, dir: &Path, within: FileLocation<'_>) -> Result<JointOutline, ModelError> {
         SmolVlmConfig::read(dir)?.outline(dir, within)
     }
 }
@@ -30,7 +30,7 @@ impl<B: Tape<Base = B>> JointFamilyOn<B> for SmolVlm {
     fn load(
         &self,
         dir: &Path,
-        within: Within<'_>,
+        within: FileLocation<'_>,
         loader: &mut Loader<'_, B>,
     ) -> Result<Box<dyn JointModel<B>>, ModelError> {
         let config = SmolVlmConfig::read(dir)?;

@@ -17,12 +17,12 @@ use super::{attention::Attention, config::T5Config, context::T5Context, feed_for
 use crate::pretrained::{error::ModelError, loader::Loader};
 
 /// An attention with the norm before it.
-pub struct Attending<B: ModelBackend> {
+pub struct NormedAttention<B: ModelBackend> {
     norm_d: BaseWeight<B, 1>,
     attention: Attention<B>,
 }
 
-impl<B: ModelBackend> Attending<B> {
+impl<B: ModelBackend> NormedAttention<B> {
     fn load(loader: &mut Loader<'_, B>, config: &T5Config, at: &str, kind: &str) -> Result<Self, ModelError> {
         let attention = Attention::load(loader, config, &format!("{at}.{kind}"))?;
         let norm_d = loader.gain(&format!("{at}.layer_norm.weight"), config.d_model)?;
@@ -36,8 +36,8 @@ impl<B: ModelBackend> Attending<B> {
 
 /// One block; of the decoder if it has a cross attention.
 pub struct T5Block<B: ModelBackend> {
-    own: Attending<B>,
-    cross: Option<Attending<B>>,
+    own: NormedAttention<B>,
+    cross: Option<NormedAttention<B>>,
     feed_norm_d: BaseWeight<B, 1>,
     feed: DenseReluDense<B>,
     eps: f64,
@@ -52,9 +52,9 @@ impl<B: ModelBackend> T5Block<B> {
         index: usize,
     ) -> Result<Self, ModelError> {
         let layer = |number: usize| format!("{stack}.block.{index}.layer.{number}");
-        let own = Attending::load(loader, config, &layer(0), "SelfAttention")?;
+        let own = NormedAttention::load(loader, config, &layer(0), "SelfAttention")?;
         let cross = (stack == "decoder")
-            .then(|| Attending::load(loader, config, &layer(1), "EncDecAttention"))
+            .then(|| NormedAttention::load(loader, config, &layer(1), "EncDecAttention"))
             .transpose()?;
         let at = layer(1 + usize::from(cross.is_some()));
         let feed = DenseReluDense::load(loader, config, &at)?;
@@ -65,7 +65,7 @@ impl<B: ModelBackend> T5Block<B> {
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
         self.own.trains()
-            || self.cross.as_ref().is_some_and(Attending::trains)
+            || self.cross.as_ref().is_some_and(NormedAttention::trains)
             || self.feed_norm_d.trains()
             || self.feed.trains()
     }
@@ -86,7 +86,7 @@ impl<B: ModelBackend> T5Block<B> {
         x_nd: Tensor<T, 2>,
         context: &T5Context<B>,
     ) -> Tensor<T, 2> {
-        let Attending { norm_d, attention } = &self.own;
+        let NormedAttention { norm_d, attention } = &self.own;
         let y_nd = self.normed(params, norm_d, x_nd);
         let layers = [&attention.q, &attention.k, &attention.v].map(|layer| (layer, Keep::Output));
         let inputs = forward_all(params, layers, y_nd);
@@ -118,7 +118,7 @@ impl<B: Tape<Base = B>> Layer<B> for InContext<'_, B> {
         let Self { block, context, .. } = *self;
         let x_nd = inputs[0].clone();
         let heads_nd = block.own_heads(params, x_nd.clone(), context);
-        let Some(Attending { norm_d, attention }) = &block.cross else {
+        let Some(NormedAttention { norm_d, attention }) = &block.cross else {
             return block.own.attention.o.forward_residual(params, x_nd, heads_nd);
         };
         let [seen_nd] = forward_all(params, [(&block.own.attention.o, Keep::Output)], heads_nd);
@@ -158,7 +158,7 @@ pub struct WrittenKeys<B: ModelBackend> {
 impl<B: Tape<Base = B>> T5Block<B> {
     /// What is known before the first token: keys and values of what the encoder has made.
     pub fn before_writing(&self, params: &ParamScope<'_, B>, memory: Tensor<B, 2>) -> WrittenKeys<B> {
-        let cross = self.cross.as_ref().map(|Attending { attention, .. }| {
+        let cross = self.cross.as_ref().map(|NormedAttention { attention, .. }| {
             [&attention.k, &attention.v].map(|layer| layer.forward(params, memory.clone()))
         });
         WrittenKeys { own: None, cross }
@@ -174,7 +174,7 @@ impl<B: Tape<Base = B>> T5Block<B> {
     ) -> Tensor<B, 2> {
         let b = context.batch;
         let at = kept.own.as_ref().map_or(0, |[keys, _]| keys.dims()[1]);
-        let Attending { norm_d, attention } = &self.own;
+        let NormedAttention { norm_d, attention } = &self.own;
         let y_bd = self.normed(params, norm_d, x_bd.clone());
         let q_bd = attention.q.forward(params, y_bd.clone());
         let newest = [&attention.k, &attention.v].map(|layer| layer.forward(params, y_bd.clone()));
@@ -197,7 +197,8 @@ impl<B: Tape<Base = B>> T5Block<B> {
         let bias = context.decoder_bias.on_tape(params).narrow(2, at, 1).narrow(3, 0, at + 1);
         let heads_bd = attention.attend(b, [q_bd, k_nd, v_nd], [Some(bias), None]);
         let mut x_bd = attention.o.forward_residual(params, x_bd, heads_bd);
-        if let (Some(Attending { norm_d, attention }), Some([k_nd, v_nd])) = (&self.cross, &kept.cross) {
+        if let (Some(NormedAttention { norm_d, attention }), Some([k_nd, v_nd])) = (&self.cross, &kept.cross)
+        {
             let y_bd = self.normed(params, norm_d, x_bd.clone());
             let inputs = [attention.q.forward(params, y_bd), k_nd.clone(), v_nd.clone()];
             let heads_bd = attention.attend(b, inputs, [context.padding.clone(), None]);

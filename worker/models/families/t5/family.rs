@@ -23,7 +23,7 @@ use super::{
 use crate::{
     pretrained::{
         error::ModelError,
-        family::Named,
+        family::ModelTypes,
         job::{ForwardJob, Lap},
         trains::Trains,
     },
@@ -37,7 +37,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct T5Family;
 
-impl Named for T5Family {
+impl ModelTypes for T5Family {
     fn model_types(&self) -> &'static [&'static str] {
         &FAMILY
     }

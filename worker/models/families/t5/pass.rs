@@ -15,7 +15,7 @@ use coxswain_nn::{
     params::{BaseWeight, GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 
@@ -94,7 +94,7 @@ impl<B: Tape<Base = B>> T5Trace<'_, B> {
 
 struct StackTrace<'a, B: Tape<Base = B>> {
     blocks: Trace<'a, B>,
-    norm: Recorded<'a, B>,
+    norm: RecordedSegment<'a, B>,
 }
 
 impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
@@ -191,7 +191,8 @@ impl<'a, B: Tape<Base = B>> T5Run<'a, B> {
         if !tracked && !stack.norm_d.trains() {
             return (self.normed(stack, x_nd), None);
         }
-        let norm = Recorded::run(&self.norm(stack), self.trainables, vec![Input { value: x_nd, tracked }]);
+        let norm =
+            RecordedSegment::run(&self.norm(stack), self.trainables, vec![Input { value: x_nd, tracked }]);
         (norm.output(), Some(StackTrace { blocks, norm }))
     }
 

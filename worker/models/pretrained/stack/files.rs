@@ -15,17 +15,17 @@ use coxswain_nn::{dtypes::WeightsDtype, kernels::ModelBackend};
 use super::{
     super::{
         blocks::{BlockWeights, InMemory},
-        checkpoint::{Checkpoint, Located},
+        checkpoint::{Checkpoint, TensorLocation},
         error::{ModelError, UnreadableWeights},
         loader::Loader,
     },
     Manifest,
-    part::Taken,
+    part::TowerShare,
 };
 
 /// A tensor to read, and how it is kept.
-pub(super) struct Wanted {
-    pub at: Located,
+pub(super) struct TensorRequest {
+    pub at: TensorLocation,
     pub dtype: WeightsDtype,
 }
 
@@ -34,11 +34,11 @@ pub(super) struct Wanted {
 pub(super) fn wanted<B: ModelBackend>(
     loader: &Loader<'_, B>,
     manifest: &Manifest,
-) -> Result<Vec<Wanted>, ModelError> {
+) -> Result<Vec<TensorRequest>, ModelError> {
     let mut wanted = Vec::new();
     let mut find = |name: &str, shape: &[usize], dtype| -> Result<(), ModelError> {
         if loader.trains.group(name).is_none() {
-            wanted.push(Wanted { at: loader.checkpoint.locate(name, shape)?, dtype });
+            wanted.push(TensorRequest { at: loader.checkpoint.locate(name, shape)?, dtype });
         }
         Ok(())
     };
@@ -58,11 +58,11 @@ pub(super) fn wanted<B: ModelBackend>(
 /// Where all blocks of a tower lie, and how much of them is in memory.
 pub(crate) struct Files {
     pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) blocks: Vec<Vec<Wanted>>,
+    pub(super) blocks: Vec<Vec<TensorRequest>>,
     /// Whether a tensor may be the mapped file itself.
     share: bool,
     /// Of blocks that are shared out: this rank's part, once it has one.
-    shared: Option<RwLock<Option<Arc<Taken>>>>,
+    shared: Option<RwLock<Option<Arc<TowerShare>>>>,
     /// Bytes in memory.
     pub(super) now: AtomicU64,
     /// The most that there ever were.
@@ -70,14 +70,14 @@ pub(crate) struct Files {
 }
 
 /// A block that was read.
-pub(super) struct Fetched<'l> {
+pub(super) struct FetchedBlock<'l> {
     pub tensors: Vec<TensorData>,
     pub lease: Lease<'l>,
 }
 
 impl Files {
     /// Of these blocks, in the files that `loader` reads.
-    pub(super) fn new<B: ModelBackend>(loader: &Loader<'_, B>, blocks: Vec<Vec<Wanted>>) -> Self {
+    pub(super) fn new<B: ModelBackend>(loader: &Loader<'_, B>, blocks: Vec<Vec<TensorRequest>>) -> Self {
         Self {
             checkpoint: Arc::clone(loader.checkpoint),
             blocks,
@@ -94,7 +94,7 @@ impl Files {
         &self,
         index: usize,
         goes_on: &dyn Fn() -> bool,
-    ) -> Option<Result<Fetched<'_>, UnreadableWeights>> {
+    ) -> Option<Result<FetchedBlock<'_>, UnreadableWeights>> {
         let taken = self.taken();
         let gathered = taken.as_deref().is_none_or(|taken| taken.cut.is_shared());
         let lease = self.lease(if gathered { self.bytes(index) } else { 0 });
@@ -102,7 +102,7 @@ impl Files {
             Some(taken) => self.gather(index, &taken, goes_on)?,
             None => self.read_all(index, goes_on)?,
         };
-        Some(tensors.map(|tensors| Fetched { tensors, lease }))
+        Some(tensors.map(|tensors| FetchedBlock { tensors, lease }))
     }
 
     fn read_all(
@@ -111,7 +111,7 @@ impl Files {
         goes_on: &dyn Fn() -> bool,
     ) -> Option<Result<Vec<TensorData>, UnreadableWeights>> {
         let mut tensors = Vec::with_capacity(self.blocks[index].len());
-        for Wanted { at, dtype } in &self.blocks[index] {
+        for TensorRequest { at, dtype } in &self.blocks[index] {
             match self.checkpoint.fetch(at, *dtype, self.share) {
                 Ok(tensor) => tensors.push(tensor),
                 Err(fault) => return Some(Err(fault)),
@@ -124,18 +124,18 @@ impl Files {
     }
 
     /// Whether a tensor is a copy; else it is the mapped file.
-    pub(super) fn copies(&self, Wanted { at, dtype }: &Wanted) -> bool {
+    pub(super) fn copies(&self, TensorRequest { at, dtype }: &TensorRequest) -> bool {
         !self.share || at.copied_bytes(*dtype) > 0
     }
 
     /// The tensors of a block that are copies: what ranks share out.
-    pub(super) fn copied(&self, index: usize) -> impl Iterator<Item = &Wanted> {
+    pub(super) fn copied(&self, index: usize) -> impl Iterator<Item = &TensorRequest> {
         self.blocks[index].iter().filter(move |wanted| self.copies(wanted))
     }
 
     /// Bytes of a block's copies.
     pub(super) fn bytes(&self, index: usize) -> u64 {
-        self.copied(index).map(|Wanted { at, dtype }| at.kept_bytes(*dtype)).sum()
+        self.copied(index).map(|TensorRequest { at, dtype }| at.kept_bytes(*dtype)).sum()
     }
 
     /// Most bytes in memory at once so far, this rank's part not counted.
@@ -154,12 +154,12 @@ impl Files {
     }
 
     /// This rank's part, if it has one.
-    pub(super) fn taken(&self) -> Option<Arc<Taken>> {
+    pub(super) fn taken(&self) -> Option<Arc<TowerShare>> {
         self.shared.as_ref()?.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// From now on this is this rank's part. What nobody reads any more of the one before is gone.
-    pub(super) fn take(&self, taken: Option<Taken>) {
+    pub(super) fn take(&self, taken: Option<TowerShare>) {
         if let Some(shared) = &self.shared {
             *shared.write().unwrap_or_else(PoisonError::into_inner) = taken.map(Arc::new);
         }

@@ -22,7 +22,7 @@ mod stream;
 
 use std::ops::{ControlFlow, Range};
 
-use self::stream::Streamed;
+use self::stream::StreamedTower;
 pub use self::{
     manifest::{Assemble, Linears, Manifest, Norms, Parts},
     shared::{SharedBlocks, SharedTower},
@@ -33,7 +33,7 @@ use super::{
     loader::Loader,
 };
 use coxswain_nn::{
-    block::Lent,
+    block::BlockRef,
     kernels::{ModelBackend, Tape},
     recompute::{InContext, Layers, fold_held},
 };
@@ -43,7 +43,7 @@ pub struct Stack<B: ModelBackend, K: Assemble<B>>(Blocks<B, K>);
 
 enum Blocks<B: ModelBackend, K: Assemble<B>> {
     Held(Vec<K>),
-    Streamed(Streamed<B, K>),
+    Streamed(StreamedTower<B, K>),
 }
 
 impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
@@ -53,7 +53,7 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
         let manifests = (0..count).map(|index| K::manifest(sizes, index));
         Ok(Self(match loader.blocks {
             BlockWeights::Streamed | BlockWeights::Sharded => {
-                Blocks::Streamed(Streamed::locate(loader, sizes, manifests)?)
+                Blocks::Streamed(StreamedTower::locate(loader, sizes, manifests)?)
             }
             BlockWeights::Held => {
                 let held = |(index, manifest): (usize, Manifest)| -> Result<K, ModelError> {
@@ -112,14 +112,15 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
         &'s self,
         order: impl Iterator<Item = usize>,
         start: A,
-        mut step: impl FnMut(A, usize, Lent<'s, K>) -> ControlFlow<A, A>,
+        mut step: impl FnMut(A, usize, BlockRef<'s, K>) -> ControlFlow<A, A>,
     ) -> Result<A, UnreadableWeights> {
         match &self.0 {
             Blocks::Held(blocks) => {
-                Ok(fold_held(order, start, |state, index| step(state, index, Lent::Held(&blocks[index]))))
+                Ok(fold_held(order, start, |state, index| step(state, index, BlockRef::Held(&blocks[index]))))
             }
-            Blocks::Streamed(streamed) => streamed
-                .fold(order, start, |state, index, block| step(state, index, Lent::Fetched(Box::new(block)))),
+            Blocks::Streamed(streamed) => streamed.fold(order, start, |state, index, block| {
+                step(state, index, BlockRef::Fetched(Box::new(block)))
+            }),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coxswain_nn::sharded::{Cut, Peers};
 
 /// What a rank holds of a tower, and whom it asks for the rest.
-pub(super) struct Taken {
+pub(super) struct TowerShare {
     pub cut: Cut,
     pub parts: Vec<Arc<Part>>,
     pub peers: Arc<dyn Peers>,

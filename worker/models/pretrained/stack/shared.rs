@@ -25,18 +25,18 @@ use half::{bf16, f16};
 
 use super::{
     super::{checkpoint::kept_as, error::UnreadableWeights},
-    files::{Files, Wanted},
-    part::{Part, PartOwner, Taken},
+    files::{Files, TensorRequest},
+    part::{Part, PartOwner, TowerShare},
 };
 
 const DOMAIN: &str = "coxswain blocks shared out v1";
 
 /// A chunk of a tensor: its elements, and their bytes.
-fn elements(wanted: &Wanted, cut: Cut) -> Range<usize> {
+fn elements(wanted: &TensorRequest, cut: Cut) -> Range<usize> {
     chunk(wanted.at.elements(), cut.world, cut.rank)
 }
 
-fn bytes(wanted: &Wanted, cut: Cut) -> usize {
+fn bytes(wanted: &TensorRequest, cut: Cut) -> usize {
     elements(wanted, cut).len() * wanted.dtype.bytes() as usize
 }
 
@@ -61,7 +61,7 @@ impl Files {
     pub(super) fn gather(
         &self,
         index: usize,
-        taken: &Taken,
+        taken: &TowerShare,
         goes_on: &dyn Fn() -> bool,
     ) -> Option<Result<Vec<TensorData>, UnreadableWeights>> {
         let copies = match taken.cut.is_shared() {
@@ -90,10 +90,10 @@ impl Files {
     }
 
     /// The copies of a block whose part is all of it.
-    fn whole(&self, index: usize, taken: &Taken) -> Vec<Bytes> {
+    fn whole(&self, index: usize, taken: &TowerShare) -> Vec<Bytes> {
         let part = bytes::Bytes::from_owner(PartOwner(Arc::clone(&taken.parts[index])));
         let mut start = 0;
-        let copy = |wanted: &Wanted| {
+        let copy = |wanted: &TensorRequest| {
             let piece = part.slice(start..start + bytes(wanted, taken.cut));
             start += piece.len();
             // Elements of two bytes before it may leave it where four bytes cannot begin.
@@ -113,7 +113,7 @@ impl Files {
     fn gathered(
         &self,
         index: usize,
-        taken: &Taken,
+        taken: &TowerShare,
         goes_on: &dyn Fn() -> bool,
     ) -> Option<Result<Vec<Bytes>, UnreadableWeights>> {
         let Cut { rank: own, world } = taken.cut;
@@ -121,7 +121,7 @@ impl Files {
             self.copied(index).map(|wanted| zeros(wanted.dtype, wanted.at.elements())).collect();
         let others = (0..world).filter(|rank| *rank != own);
         let mut asked: Vec<_> =
-            others.map(|rank| sharded::Wanted { rank, places: Vec::new(), came: false }).collect();
+            others.map(|rank| sharded::TensorRequest { rank, places: Vec::new(), came: false }).collect();
         let mut part: &[u8] = (*taken.parts[index]).as_ref();
         for (wanted, copy) in self.copied(index).zip(&mut copies) {
             let (mut rest, mut asked) = (&mut copy[..], asked.iter_mut());
@@ -195,7 +195,7 @@ impl SharedBlocks {
                     files.read_parts(cut)?
                 }
             };
-            files.take(Some(Taken { cut, parts, peers: Arc::clone(peers), first }));
+            files.take(Some(TowerShare { cut, parts, peers: Arc::clone(peers), first }));
             first += files.blocks.len();
         }
         Ok(())
@@ -207,7 +207,7 @@ impl HeldParts for SharedBlocks {
         let mut all = blake3::Hasher::new_derive_key(DOMAIN);
         for (tower, files) in self.towers.iter().enumerate() {
             for index in 0..files.blocks.len() {
-                for Wanted { at, dtype } in files.copied(index) {
+                for TensorRequest { at, dtype } in files.copied(index) {
                     all.update(format!("{tower} {index} {:?} {dtype:?}\n", at.shape()).as_bytes());
                 }
             }

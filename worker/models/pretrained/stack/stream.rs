@@ -37,7 +37,7 @@ use super::{
         loader::{LinearShape, Loader},
     },
     Assemble, Manifest, Parts,
-    files::{Fetched, Files, wanted},
+    files::{FetchedBlock, Files, wanted},
 };
 use coxswain_nn::{
     kernels::{ModelBackend, upload},
@@ -47,35 +47,35 @@ use coxswain_nn::{
 };
 
 /// A tower's blocks, in their files.
-pub(super) struct Streamed<B: ModelBackend, K: Assemble<B>> {
+pub(super) struct StreamedTower<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
     files: Arc<Files>,
     /// Of each block, what is known of it without its files.
-    known: Vec<Known>,
+    known: Vec<ResidentBlock>,
     device: B::Device,
 }
 
 /// What is known of a block without what it has in the files.
-struct Known {
+struct ResidentBlock {
     norms: Vec<Option<ParamId>>,
-    linears: Vec<Beside>,
+    linears: Vec<ResidentLinear>,
 }
 
 /// The same of a linear: which of its tensors train, and so are not read.
 #[derive(Clone, Copy)]
-struct Beside {
+struct ResidentLinear {
     weight: Option<ParamId>,
     /// None without a bias.
     bias: Option<Option<ParamId>>,
     adapter: Option<Adapter>,
 }
 
-impl Known {
+impl ResidentBlock {
     fn register<B: ModelBackend>(loader: &mut Loader<'_, B>, manifest: &Manifest) -> Self {
         let norms = manifest.norms.iter().map(|(norm, len)| loader.trained(norm, &[*len])).collect();
         let linear = |LinearShape { module, features, bias }: &LinearShape| {
             let [inputs, outputs] = *features;
-            Beside {
+            ResidentLinear {
                 weight: loader.trained(&format!("{module}.weight"), &[outputs, inputs]),
                 bias: bias.then(|| loader.trained(&format!("{module}.bias"), &[outputs])),
                 adapter: loader.adapter(module, *features),
@@ -85,14 +85,14 @@ impl Known {
     }
 
     fn trains(&self) -> bool {
-        let linear = |linear: &Beside| {
+        let linear = |linear: &ResidentLinear| {
             linear.adapter.is_some() || linear.weight.is_some() || linear.bias.flatten().is_some()
         };
         self.norms.iter().any(Option::is_some) || self.linears.iter().any(linear)
     }
 }
 
-impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
+impl<B: ModelBackend, K: Assemble<B>> StreamedTower<B, K> {
     /// Finds everything frozen that the manifests name, and registers what trains; reads no weight.
     pub fn locate(
         loader: &mut Loader<'_, B>,
@@ -102,7 +102,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
         let (mut blocks, mut known) = (Vec::new(), Vec::new());
         for manifest in manifests {
             blocks.push(wanted(loader, &manifest)?);
-            known.push(Known::register(loader, &manifest));
+            known.push(ResidentBlock::register(loader, &manifest));
         }
         let files = Arc::new(Files::new(loader, blocks));
         Ok(Self { sizes: sizes.clone(), files, known, device: loader.device.clone() })
@@ -153,7 +153,7 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
             })?;
             for &index in order {
                 let Some(fetched) = signals.wait(&ready) else { break };
-                let Fetched { tensors, lease } = fetched?;
+                let FetchedBlock { tensors, lease } = fetched?;
                 match step(state, index, self.assemble(index, tensors)) {
                     ControlFlow::Continue(next) => state = next,
                     ControlFlow::Break(last) => return Ok(last),
@@ -168,9 +168,9 @@ impl<B: ModelBackend, K: Assemble<B>> Streamed<B, K> {
     fn assemble(&self, index: usize, tensors: Vec<TensorData>) -> K {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().expect("a block is read as its manifest names it");
-        let Known { norms, linears } = &self.known[index];
+        let ResidentBlock { norms, linears } = &self.known[index];
         let norms: Vec<_> = norms.iter().map(|id| self.weight(*id, &mut next)).collect();
-        let linears = linears.iter().map(|&Beside { weight, bias, adapter }| {
+        let linears = linears.iter().map(|&ResidentLinear { weight, bias, adapter }| {
             let weight_oi = self.weight(weight, &mut next);
             LoraLinear::new(weight_oi, bias.map(|id| self.weight(id, &mut next)), adapter)
         });
@@ -199,7 +199,7 @@ fn read_in_order<'l>(
     files: &'l Files,
     order: &[usize],
     signals: &Signals,
-    hand_over: &SyncSender<Result<Fetched<'l>, UnreadableWeights>>,
+    hand_over: &SyncSender<Result<FetchedBlock<'l>, UnreadableWeights>>,
 ) {
     for &index in order {
         let Some(read) = files.read(index, &|| signals.goes_on()) else { return };

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor, backend::Backend};
 
 use super::{
     backward,
-    operands::{Attending, AttentionMask, AttentionOutput, AttentionSaved, JoinedHeads},
+    operands::{AttentionMask, AttentionOutput, AttentionSaved, JoinedHeads, RopeMask},
     reference,
 };
 
@@ -75,8 +75,8 @@ pub trait AttentionOps: Backend {
     /// [`rope_attention`](Self::rope_attention) of tokens whose queries, keys and values lie side by side in
     /// a row, `[b s, (heads + kv_heads + kv_heads) k]`; gradients lie so, too. With `to`, they are rounded to
     /// that type where that saves a pass, for products that round their inputs.
-    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: Attending<'_, Self>) -> Tensor<Self, 4> {
-        let Attending { tables_bsk, mask, scale, .. } = attending;
+    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: RopeMask<'_, Self>) -> Tensor<Self, 4> {
+        let RopeMask { tables_bsk, mask, scale, .. } = attending;
         Self::rope_attention(qkv.parts(), tables_bsk, mask, scale)
     }
 

@@ -25,12 +25,13 @@ pub(super) use self::linear::linear_leaving_weight;
 use self::{
     linear::{inner, joined_inner, joined_node, linear_node, lora_linear_node},
     node::{
-        Node, Tracked, finish, from_primitive, is_tracked, plain, primitive, record, record_residual, tracked,
+        Node, TrackedTensor, finish, from_primitive, is_tracked, plain, primitive, record, record_residual,
+        tracked,
     },
 };
 use super::{
-    AdaNorm, Attending, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers,
-    LinearLayer, LinearOps, LowRank, ModelBackend, Residual, RowOps, Weight, WeightOps, packed::PackedMatrix,
+    AdaNorm, AttentionMask, AttentionOps, AttentionSaved, FlatOps, JoinedHeads, JoinedLayers, LinearLayer,
+    LinearOps, LowRank, ModelBackend, Residual, RopeMask, RowOps, Weight, WeightOps, packed::PackedMatrix,
 };
 
 /// Frees what passes that were broken off have recorded. burn does so at the end of a backward pass only
@@ -219,9 +220,9 @@ impl<B: ModelBackend> AttentionOps for Autodiff<B> {
         out_bshk
     }
 
-    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: Attending<'_, Self>) -> Tensor<Self, 4> {
+    fn rope_attention_joined(qkv: JoinedHeads<Self>, attending: RopeMask<'_, Self>) -> Tensor<Self, 4> {
         let JoinedHeads { qkv_no, rows, heads } = qkv;
-        let Attending { tables_bsk, mask, scale, to } = attending;
+        let RopeMask { tables_bsk, mask, scale, to } = attending;
         let (input, tables_bsk) = (tracked(qkv_no), tables_bsk.map(Tensor::inner));
         let (place, node) = (input.rc.clone(), Node.prepare([input.node.clone()]));
         let parts = JoinedHeads { qkv_no: from_primitive::<B, 2>(input.primitive), rows, heads }.parts();
@@ -358,8 +359,8 @@ impl<B: ModelBackend> LinearOps for Autodiff<B> {
 
 /// A norm with this value.
 fn rms_norm_node<B: ModelBackend>(
-    x: Tracked<B>,
-    gain: Tracked<B>,
+    x: TrackedTensor<B>,
+    gain: TrackedTensor<B>,
     eps: f64,
     value: impl FnOnce(Tensor<B, 2>, Tensor<B, 1>) -> Tensor<B, 2>,
 ) -> Tensor<Autodiff<B>, 2> {

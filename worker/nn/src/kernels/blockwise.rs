@@ -40,17 +40,17 @@ pub const OUT: f64 = -1e30;
 pub trait Scores: ModelBackend {
     /// `softmax(scores * scale)` over the keys that each query sees, 0 for all others, and the logarithm of
     /// its sum of exponentials.
-    fn weigh(scores: Tensor<Self, 4>, seen: &Seen<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>);
+    fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>);
 
     /// The same weights, made again.
-    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Seen<Self>) -> Tensor<Self, 4>;
+    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Keys<Self>) -> Tensor<Self, 4>;
 
     /// The gradient of scores: `weights * (dweights - delta) * scale`.
     fn pull(
         weights: Tensor<Self, 4>,
         dweights: Tensor<Self, 4>,
         delta_bnh: Tensor<Self, 3>,
-        seen: &Seen<Self>,
+        seen: &Keys<Self>,
     ) -> Tensor<Self, 4>;
 
     /// `sum(x * y)` over the last axis, `[b, s, (h g)]`, and `x`, which is read by head next, or is `cut`
@@ -74,7 +74,7 @@ pub trait Scores: ModelBackend {
 }
 
 /// Which keys the queries of a tile see, and what their scores are multiplied with.
-pub struct Seen<B: Backend> {
+pub struct Keys<B: Backend> {
     /// First key of each batch row, and the one after its last, `[2 b]`; none where every key is seen.
     pub bounds: Option<Tensor<B, 1, Int>>,
     /// Whether a query sees no key after itself.
@@ -284,8 +284,8 @@ impl<B: Backend> Tiles<B> {
             .collect()
     }
 
-    fn seen(&self, tile: &Tile) -> Seen<B> {
-        Seen {
+    fn seen(&self, tile: &Tile) -> Keys<B> {
+        Keys {
             bounds: self.bounds.clone(),
             causal: self.causal,
             first: tile.queries.start,

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, backend::Backend};
 
 use super::flat::{
     FlatOn, Gradient, RowGradients, Run,
-    tensors::{self, Origins, Updated},
+    tensors::{self, Origins, Updates},
 };
 
 /// What a backend does to the buffer of everything that trains.
@@ -45,11 +45,11 @@ pub trait FlatOps: Backend {
 
     /// AdamW on runs of a part; in place where the buffers have no other owner.
     fn flat_adamw(
-        state: Updated<Self>,
+        state: Updates<Self>,
         grads: &Tensor<Self, 1>,
         from: Origins,
         runs: &[Run],
-    ) -> Updated<Self> {
+    ) -> Updates<Self> {
         runs.iter().fold(state, |state, run| tensors::adamw(state, grads, from, run))
     }
 }

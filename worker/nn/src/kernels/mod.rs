@@ -47,9 +47,9 @@ pub use self::{
     flex::{DROPOUT_BLOCK, FEW_TOKENS, PANEL_COLUMNS, QUERY_BLOCK, vectorised},
     linear_ops::LinearOps,
     operands::{
-        AdaNorm, Attending, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot,
-        JoinedGradients, JoinedHeads, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients,
-        LowRankSaved, Residual,
+        AdaNorm, AttentionMask, AttentionOutput, AttentionSaved, CrossEntropy, GradientSlot, JoinedGradients,
+        JoinedHeads, JoinedLayers, JoinedSaved, LinearLayer, LowRank, LowRankGradients, LowRankSaved,
+        Residual, RopeMask,
     },
     packed::PackedMatrix,
     row_ops::RowOps,

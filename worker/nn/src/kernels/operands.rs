@@ -179,7 +179,7 @@ impl<B: Backend> JoinedHeads<B> {
 }
 
 /// How what attends is turned, and what it sees.
-pub struct Attending<'a, B: Backend> {
+pub struct RopeMask<'a, B: Backend> {
     /// Cosines and sines, `[b, s, k]`.
     pub tables_bsk: [Tensor<B, 3>; 2],
     /// Which keys a query sees.

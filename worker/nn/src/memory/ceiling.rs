@@ -42,7 +42,7 @@ pub struct Overrun {
 
 /// Why guarded work has not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfinished {
+pub enum GuardedError {
     /// It ran out of memory.
     OutOfMemory(Overrun),
     /// It was told that its result is of no use any more.
@@ -76,13 +76,13 @@ pub fn check() {
 pub fn guarded_unless<R>(
     called_off: impl Fn() -> bool + 'static,
     work: impl FnOnce() -> R,
-) -> Result<R, Unfinished> {
+) -> Result<R, GuardedError> {
     let outer = CALLED_OFF.replace(Some(Box::new(called_off)));
     let result = catch_unwind(AssertUnwindSafe(|| guarded(work)));
     CALLED_OFF.set(outer);
     match result {
-        Ok(result) => result.map_err(Unfinished::OutOfMemory),
-        Err(payload) if payload.is::<CalledOff>() => Err(Unfinished::CalledOff),
+        Ok(result) => result.map_err(GuardedError::OutOfMemory),
+        Err(payload) if payload.is::<CalledOff>() => Err(GuardedError::CalledOff),
         Err(payload) => resume_unwind(payload),
     }
 }
@@ -156,7 +156,7 @@ mod tests {
             }
         };
         let seen = layers.clone();
-        assert_eq!(guarded_unless(move || seen.get() == 2, work), Err(Unfinished::CalledOff));
+        assert_eq!(guarded_unless(move || seen.get() == 2, work), Err(GuardedError::CalledOff));
         assert_eq!(layers.get(), 2);
         assert_eq!(guarded_unless(|| false, work), Ok(()));
         assert_eq!(guarded(work), Ok(()), "what was called off is over");

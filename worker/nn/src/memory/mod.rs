@@ -11,5 +11,5 @@ pub mod ceiling;
 pub mod refusal;
 
 pub use allocator::{CountingAllocator, in_use};
-pub use ceiling::{Overrun, Unfinished, check, guarded, guarded_again, guarded_unless};
+pub use ceiling::{GuardedError, Overrun, check, guarded, guarded_again, guarded_unless};
 pub use refusal::{after_refusal, listen, refused};

@@ -130,7 +130,7 @@ impl<T: Tape> LeavingLinear<T> {
     }
 
     /// The same, and what a run on a tape would want of them.
-    fn compute_all_noting(x_ni: Tensor<T, 2>, layers: Vec<Self>) -> Vec<Computed<T>> {
+    fn compute_all_noting(x_ni: Tensor<T, 2>, layers: Vec<Self>) -> Vec<LinearOutput<T>> {
         if layers.iter().all(Self::is_plain) {
             return T::linears_saving(x_ni, layers.into_iter().map(|layer| layer.layer).collect());
         }
@@ -222,7 +222,7 @@ fn plain<T: Tape>(layers: &[LeavingLinear<T>]) -> Vec<LinearLayer<T>> {
 }
 
 /// An output, and the inner product of its update.
-type Computed<T> = (Tensor<T, 2>, Option<Tensor<T, 2>>);
+type LinearOutput<T> = (Tensor<T, 2>, Option<Tensor<T, 2>>);
 
 impl<B: ModelBackend> Notebook<B> {
     /// Linear layers of one input, computed or recalled; their outputs in the precision that `keep` and

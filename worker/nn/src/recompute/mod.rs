@@ -49,14 +49,14 @@ use crate::dtypes::ActivationsDtype;
 use burn::tensor::Tensor;
 use coxswain_proto::run_spec::Recompute;
 
-use super::block::{Block, Lent};
+use super::block::{Block, BlockRef};
 use crate::{
     kernels::{DropoutRows, Tape},
     memory,
     params::{GradientSums, Notes, ParamScope, Trainables, held},
     profile,
 };
-use segment::{Input, Recorded, Segment};
+use segment::{Input, RecordedSegment, Segment};
 
 /// A block of a tower: two residual halves over `inputs[0]`, with the tower's side inputs in `inputs[1..]`.
 pub trait Layer<B: Tape<Base = B>> {
@@ -137,7 +137,7 @@ pub fn fold_held<A>(
 /// A [`Block`] in its micro-batch's context, as a layer without side inputs.
 pub struct InContext<'a, B: Tape<Base = B>, K: Block<B>> {
     /// The block.
-    pub block: Lent<'a, K>,
+    pub block: BlockRef<'a, K>,
     /// Rotary tables and masks of the micro-batch.
     pub context: &'a K::Context,
 }
@@ -212,23 +212,23 @@ pub struct Tower<'a, B: Tape<Base = B>, S> {
 /// What one forward pass kept, for one backward pass.
 pub struct Trace<'a, B: Tape<Base = B>> {
     /// One entry per layer from `first` on.
-    kept: Vec<Kept<'a, B>>,
+    kept: Vec<LayerTrace<'a, B>>,
     first: usize,
     below_trains: bool,
 }
 
 /// What is kept of one layer.
-enum Kept<'a, B: Tape<Base = B>> {
+enum LayerTrace<'a, B: Tape<Base = B>> {
     /// Inputs, packed, and notes of both halves: attention, MLP.
     Inputs([(Tensor<B, 2>, Notes<B>); 2]),
     /// Both halves' graphs.
-    Graphs(Box<[Recorded<'a, B>; 2]>),
+    Graphs(Box<[RecordedSegment<'a, B>; 2]>),
 }
 
 /// What is kept of half a layer.
 enum Half<'a, B: Tape<Base = B>> {
     Kept((Tensor<B, 2>, Notes<B>)),
-    Recorded(Recorded<'a, B>),
+    Recorded(RecordedSegment<'a, B>),
 }
 
 /// Gradients of what went into a tower.
@@ -290,11 +290,11 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
             memory::check();
             let _layer = profile::layer(index);
             let (attention, mlp) = match kept {
-                Kept::Graphs(graphs) => {
+                LayerTrace::Graphs(graphs) => {
                     let [attention, mlp] = *graphs;
                     (Half::Recorded(attention), Half::Recorded(mlp))
                 }
-                Kept::Inputs([attention, mlp]) => (Half::Kept(attention), Half::Kept(mlp)),
+                LayerTrace::Inputs([attention, mlp]) => (Half::Kept(attention), Half::Kept(mlp)),
             };
             let mut gradients = self.again(&MlpHalf(layer), mlp, true).backward(dy_nd, grads).into_iter();
             let dh = gradients.next().flatten();
@@ -326,7 +326,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         layer: &S::Layer,
         x_nd: Tensor<B, 2>,
         track_x: bool,
-    ) -> (Tensor<B, 2>, Kept<'a, B>) {
+    ) -> (Tensor<B, 2>, LayerTrace<'a, B>) {
         let outputs = match self.mode_of(index) {
             Recompute::Full => false,
             Recompute::Selective => true,
@@ -334,7 +334,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
                 let attention = self.record(&AttentionHalf(layer), x_nd, track_x, None);
                 // The MLP's input is always tracked: the attention half below it waits for the gradient.
                 let mlp = self.record(&MlpHalf(layer), attention.output(), true, None);
-                return (mlp.output(), Kept::Graphs(Box::new([attention, mlp])));
+                return (mlp.output(), LayerTrace::Graphs(Box::new([attention, mlp])));
             }
         };
         // An input is packed when its half has run: until then the half needs it as it is.
@@ -342,7 +342,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         let (h_nd, of_attention) = self.note(&AttentionHalf(layer), x_nd.clone(), outputs);
         let attention = (packed(x_nd), of_attention);
         let (y_nd, of_mlp) = self.note(&MlpHalf(layer), h_nd.clone(), outputs);
-        (y_nd, Kept::Inputs([attention, (packed(h_nd), of_mlp)]))
+        (y_nd, LayerTrace::Inputs([attention, (packed(h_nd), of_mlp)]))
     }
 
     /// Half a block without a tape, taking notes.
@@ -361,17 +361,17 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         x_nd: Tensor<B, 2>,
         track_x: bool,
         notes: Option<Notes<B>>,
-    ) -> Recorded<'a, B> {
+    ) -> RecordedSegment<'a, B> {
         let params = match notes {
             Some(notes) => ParamScope::recalling(self.trainables, notes),
             None => ParamScope::tracked(self.trainables),
         };
         let params = params.holding(self.retention.activations).dropping(self.dropout.clone());
-        Recorded::run_in(params, half, self.tracked_inputs(x_nd, track_x))
+        RecordedSegment::run_in(params, half, self.tracked_inputs(x_nd, track_x))
     }
 
     /// A half's graph: the one that was kept, or a new one from what was kept.
-    fn again(&self, half: &impl Segment<B>, kept: Half<'a, B>, track_x: bool) -> Recorded<'a, B> {
+    fn again(&self, half: &impl Segment<B>, kept: Half<'a, B>, track_x: bool) -> RecordedSegment<'a, B> {
         match kept {
             Half::Recorded(recorded) => recorded,
             Half::Kept((x_nd, notes)) => {

@@ -1,7 +1,7 @@
 //! A segment: the smallest piece of the model that is recorded and differentiated by itself.
 //!
-//! A [`Segment`] is a function of a few tensors and of trainables. [`Recorded::run`] runs it on a tape of its
-//! own, whose leaves are the tracked inputs and the parameters used; [`Recorded::backward`] takes the
+//! A [`Segment`] is a function of a few tensors and of trainables. [`RecordedSegment::run`] runs it on a tape of its
+//! own, whose leaves are the tracked inputs and the parameters used; [`RecordedSegment::backward`] takes the
 //! gradient of the output and gives those of the inputs. Chaining segments by hand is what lets the model
 //! drop each tape as soon as it is used, instead of holding one graph from the pixels to the loss.
 //!
@@ -52,13 +52,13 @@ impl<B: Backend> Input<B> {
 }
 
 /// A segment that has run forward on its own tape.
-pub struct Recorded<'a, B: Tape<Base = B>> {
+pub struct RecordedSegment<'a, B: Tape<Base = B>> {
     params: ParamScope<'a, Autodiff<B>>,
     inputs: Vec<Tensor<Autodiff<B>, 2>>,
     output: Tensor<Autodiff<B>, 2>,
 }
 
-impl<'a, B: Tape<Base = B>> Recorded<'a, B> {
+impl<'a, B: Tape<Base = B>> RecordedSegment<'a, B> {
     /// Runs `segment` on a new tape.
     pub fn run(segment: &impl Segment<B>, trainables: &'a Trainables<B>, inputs: Vec<Input<B>>) -> Self {
         Self::run_in(ParamScope::tracked(trainables), segment, inputs)

@@ -113,7 +113,7 @@ impl Toy {
     }
 
     fn tower(&self, retention: Retention) -> Tower<'_, Flex, Vec<InContext<'_, Flex, ToyBlock>>> {
-        let in_context = |block| InContext { block: Lent::Held(block), context: &() };
+        let in_context = |block| InContext { block: BlockRef::Held(block), context: &() };
         let layers = self.blocks.iter().map(in_context).collect();
         Tower { layers, trainables: &self.trainables, retention, sides: vec![], dropout: None }
     }
@@ -202,11 +202,11 @@ fn what_is_kept_in_bfloat16_takes_half_the_bytes() {
         for (activations, each) in [(ActivationsDtype::Float32, 4), (ROUNDED, 2)] {
             let Ok((_, trace)) =
                 toy.tower(Retention { recompute, activations }).forward(random([TOKENS, WIDTH], 1), false);
-            let bytes = |kept: &Kept<'_, Flex>| match kept {
-                Kept::Inputs(halves) => {
+            let bytes = |kept: &LayerTrace<'_, Flex>| match kept {
+                LayerTrace::Inputs(halves) => {
                     halves.iter().map(|(x_nd, notes)| bytes_of(x_nd) + notes.bytes()).sum()
                 }
-                Kept::Graphs(_) => 0u64,
+                LayerTrace::Graphs(_) => 0u64,
             };
             let found: u64 = trace.kept.iter().map(bytes).sum();
             assert_eq!(found, 8 * (values * each * value + inners * inner), "{recompute:?} {activations:?}");
@@ -263,9 +263,9 @@ fn modes_keep_what_they_say() {
     let kept = |mode| {
         let Ok((_, trace)) =
             toy.tower(Retention::in_float32(mode)).forward(random([TOKENS, WIDTH], 1), false);
-        let letter = |kept: &Kept<'_, Flex>| match kept {
-            Kept::Inputs(_) => 'i',
-            Kept::Graphs(_) => 'g',
+        let letter = |kept: &LayerTrace<'_, Flex>| match kept {
+            LayerTrace::Inputs(_) => 'i',
+            LayerTrace::Graphs(_) => 'g',
         };
         trace.kept.iter().map(letter).collect::<String>()
     };

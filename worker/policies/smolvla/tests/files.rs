@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn every_tensor_of_the_file_is_known_with_its_shape() {
     let (expected, directory) =
-        (Expected::read(), PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read"));
+        (LeRobotReference::read(), PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read"));
     let config = SmolVlaConfig::of(&directory).expect("it is read");
     let vlm = outline(&Path::new(AT).join("vlm"), &config);
     let own = config.own_tensors(&vlm, Some(16));
@@ -117,7 +117,7 @@ fn processors_that_are_not_known_are_refused_by_step() {
 
 #[test]
 fn frames_and_tasks_become_what_lerobot_makes_of_them() {
-    let (expected, (policy, _)) = (Expected::read(), policy());
+    let (expected, (policy, _)) = (LeRobotReference::read(), policy());
     let backbone = Path::new(AT).join("vlm");
     let outline = outline(&backbone, &policy.config);
     let form = PromptForm { template: "{task}", images: 2, max_text_tokens: None };

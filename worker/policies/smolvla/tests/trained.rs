@@ -38,7 +38,7 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
 /// Gradients are equal in every mode, to the bit, and along random directions in the parameters that
 /// `wanted` means they are the slope of the loss.
 fn gradients_are_slopes(policy: &SmolVla<Flex>, trainables: &mut Trainables<Flex>, wanted: &[&str]) {
-    let expected = Expected::read();
+    let expected = LeRobotReference::read();
     let step = Step::of(&expected, &policy.config);
     let [mut grads, mut again] = [Recompute::None, Recompute::Full]
         .map(|recompute| step.gradients(policy, trainables, Training { recompute, dropout: None }).1);
@@ -80,7 +80,7 @@ fn gradients_are_slopes(policy: &SmolVla<Flex>, trainables: &mut Trainables<Flex
 fn adapters_in_the_expert_have_the_gradients_that_lerobots_weights_imply() {
     let lora = Lora { rank: 2, alpha: 6.0, ..Lora::default() };
     let (policy, trainables) = policy_of(asked(&lora, &[]));
-    let expected = Expected::read();
+    let expected = LeRobotReference::read();
     let step = Step::of(&expected, &policy.config);
     let (loss, mut grads) = step.gradients(&policy, &trainables, PLAIN);
     close("loss", &[loss as f32], expected.of("loss"), VALUES);
@@ -143,7 +143,7 @@ fn adapters_in_both_streams_beside_modules_in_full_have_slopes_as_gradients() {
 fn the_language_model_trains_in_full_but_for_what_nothing_reads() {
     let train = [r"vlm\.model\.(text_model|connector)".to_owned()];
     let (policy, mut trainables) = policy_of(TuningSettings { lora: None, train: &train });
-    let (layout, expected) = (trainables.layout(), Expected::read());
+    let (layout, expected) = (trainables.layout(), LeRobotReference::read());
     let of_vlm: Vec<_> = layout.params().iter().filter(|param| param.group == Group::BASE).collect();
     // Three layers of nine tensors, three of the last one, the table, the connector.
     assert_eq!(of_vlm.len(), 3 * 9 + 3 + 2);
@@ -202,7 +202,7 @@ fn what_dropout_drops_does_not_depend_on_recompute() {
     let (policy, mut trainables) = policy_of(asked(&lora, &[]));
     let moved = trainables.to_vec().iter().map(|value| value + 0.05).collect();
     trainables.set(moved);
-    let expected = Expected::read();
+    let expected = LeRobotReference::read();
     let step = Step::of(&expected, &policy.config);
     let with = |seed, recompute| {
         let keys = DropoutKeys { seed, step: 3, samples: &[4, 5], images_per_row: &[2, 1] };
@@ -220,19 +220,19 @@ fn what_dropout_drops_does_not_depend_on_recompute() {
 fn kept_features_give_the_bits_of_the_pixels() {
     let lora = lora(".*(text_model|lm_expert).*_proj");
     let (policy, trainables) = policy_of(asked(&lora, &[]));
-    let expected = Expected::read();
+    let expected = LeRobotReference::read();
     let step = Step::of(&expected, &policy.config);
     let features = policy.image_features(&trainables, step.batch.observed()).expect("it fits");
     assert_eq!(features.dims()[1], policy.feature_width());
     let features = vector(features);
-    let observed = Observed { features: Some(&features), ..step.batch.observed() };
+    let observed = PolicyObservation { features: Some(&features), ..step.batch.observed() };
     let prompts = Prompts { pixel_values: &[], ..observed.prompts };
     let of = |observed| {
         let (velocity, _) = policy.forward(&trainables, PLAIN, observed, step.draws()).expect("it fits");
         vector(velocity)
     };
-    assert_eq!(of(step.batch.observed()), of(Observed { prompts, ..observed }));
-    let less = Observed { features: Some(&features[1..]), ..observed };
+    assert_eq!(of(step.batch.observed()), of(PolicyObservation { prompts, ..observed }));
+    let less = PolicyObservation { features: Some(&features[1..]), ..observed };
     assert!(policy.forward(&trainables, PLAIN, less, step.draws()).is_err());
 }
 

@@ -13,7 +13,7 @@ mod sets;
 
 use std::{path::Path, sync::OnceLock};
 
-use coxswain_remote::{Kept, keep};
+use coxswain_remote::{BlockCache, keep};
 
 /// Bytes that are not alike anywhere.
 fn content(len: usize) -> Vec<u8> {
@@ -27,7 +27,7 @@ fn cache() -> &'static Path {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
     let dir = DIR.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        keep(Kept { dir: Some(dir.path().to_owned()), bytes: 1 << 30 });
+        keep(BlockCache { dir: Some(dir.path().to_owned()), bytes: 1 << 30 });
         dir
     });
     dir.path()

@@ -47,10 +47,10 @@ pub enum Fault {
 /// A server of this machine.
 pub struct Server {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
 }
 
-struct Shared {
+struct ServerState {
     answers: Answers,
     latency: Duration,
     /// For the next requests for content, one each.
@@ -70,7 +70,7 @@ impl Server {
     pub fn start(answers: Answers, latency: Duration) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             answers,
             latency,
             faults: Mutex::default(),
@@ -141,7 +141,7 @@ impl Drop for Server {
     }
 }
 
-impl Shared {
+impl ServerState {
     fn serve(&self, mut connection: TcpStream) -> io::Result<()> {
         connection.set_nodelay(true)?;
         let head = head_of(&mut connection)?;

@@ -40,10 +40,10 @@ fn door(token: Option<&str>) -> Door {
     Door { token: token.map(str::to_owned), tls: Some(tls()) }
 }
 
-type Encrypted = StreamOwned<ClientConnection, TcpStream>;
+type TlsClient = StreamOwned<ClientConnection, TcpStream>;
 
 /// A client's stream; its handshake is made with its first byte.
-fn encrypted(address: SocketAddr, trusts: bool) -> Encrypted {
+fn encrypted(address: SocketAddr, trusts: bool) -> TlsClient {
     let mut roots = RootCertStore::empty();
     if trusts {
         roots.add(CertificateDer::from_pem_file(file("cert.pem")).unwrap()).unwrap();
@@ -58,7 +58,7 @@ fn encrypted(address: SocketAddr, trusts: bool) -> Encrypted {
     StreamOwned::new(connection, TcpStream::connect(address).unwrap())
 }
 
-fn connect(address: SocketAddr) -> Client<Encrypted> {
+fn connect(address: SocketAddr) -> Client<TlsClient> {
     Client::over(encrypted(address, true), None).unwrap_or_else(|status| panic!("{status}"))
 }
 

@@ -11,14 +11,14 @@ use coxswain_proto::ids::Rank;
 
 use super::{
     Violation, hold,
-    values::{Seen, of_all, place, reduced},
+    values::{CheckResult, of_all, place, reduced},
 };
 use crate::collective::{Collective, Reduce, chunk};
 use coxswain_nn::kernels::flat::{Flat, Halves, OnDevice};
 
 const LENGTHS: [usize; 5] = [1, 3, 1027, 131_072, 500_009];
 
-pub(super) fn on_flex(comm: &mut dyn Collective) -> Seen {
+pub(super) fn on_flex(comm: &mut dyn Collective) -> CheckResult {
     on_device::<OnDevice<Flex>>(comm, &FlexDevice)
 }
 

@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use super::{Violation, hold};
 use crate::collective::{BufMut, Collective, CollectiveError, Reduce};
 
-type Seen = Result<bool, Violation>;
+type CheckResult = Result<bool, Violation>;
 type Step = fn(&mut dyn Collective) -> Result<(), CollectiveError>;
 
 /// Rank 0 never joins the second collective: the others can only leave it through the abort, or because rank
 /// 0 left.
-pub(super) fn abort(comm: &mut dyn Collective) -> Seen {
+pub(super) fn abort(comm: &mut dyn Collective) -> CheckResult {
     comm.barrier()?;
     let (handle, progress) = (comm.abort_handle(), comm.progress());
     let outcome = if comm.rank().0 == 0 {
@@ -39,16 +39,16 @@ pub(super) fn abort(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn lost_in_small(comm: &mut dyn Collective) -> Seen {
+pub(super) fn lost_in_small(comm: &mut dyn Collective) -> CheckResult {
     lost(comm, 4)
 }
 
-pub(super) fn lost_in_large(comm: &mut dyn Collective) -> Seen {
+pub(super) fn lost_in_large(comm: &mut dyn Collective) -> CheckResult {
     lost(comm, 1 << 21)
 }
 
 /// Rank 0 leaves after a barrier.
-fn lost(comm: &mut dyn Collective, len: usize) -> Seen {
+fn lost(comm: &mut dyn Collective, len: usize) -> CheckResult {
     comm.barrier()?;
     if comm.rank().0 == 0 {
         return Ok(false);
@@ -59,28 +59,28 @@ fn lost(comm: &mut dyn Collective, len: usize) -> Seen {
     Ok(true)
 }
 
-pub(super) fn barrier_against_sum(comm: &mut dyn Collective) -> Seen {
+pub(super) fn barrier_against_sum(comm: &mut dyn Collective) -> CheckResult {
     against_sum(comm, |comm| comm.barrier())
 }
 
-pub(super) fn maximum_against_sum(comm: &mut dyn Collective) -> Seen {
+pub(super) fn maximum_against_sum(comm: &mut dyn Collective) -> CheckResult {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F32(&mut [0.0; 8]), Reduce::Max))
 }
 
-pub(super) fn longer_against_sum(comm: &mut dyn Collective) -> Seen {
+pub(super) fn longer_against_sum(comm: &mut dyn Collective) -> CheckResult {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F32(&mut [0.0; 9]), Reduce::Sum))
 }
 
-pub(super) fn doubles_against_sum(comm: &mut dyn Collective) -> Seen {
+pub(super) fn doubles_against_sum(comm: &mut dyn Collective) -> CheckResult {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F64(&mut [0.0; 8]), Reduce::Sum))
 }
 
-pub(super) fn large_against_sum(comm: &mut dyn Collective) -> Seen {
+pub(super) fn large_against_sum(comm: &mut dyn Collective) -> CheckResult {
     against_sum(comm, |comm| comm.all_reduce(BufMut::F32(&mut vec![0.0; 1 << 20]), Reduce::Sum))
 }
 
 /// Rank 0 shifts farther than the others. Those to whom no wrong header comes may get what they wait for.
-pub(super) fn farther_against_near(comm: &mut dyn Collective) -> Seen {
+pub(super) fn farther_against_near(comm: &mut dyn Collective) -> CheckResult {
     let distance = if comm.rank().0 == 0 { 2 } else { 1 };
     let outcome = comm.shift_in_place(BufMut::F32(&mut [0.0; 8]), distance);
     Ok(matches!(outcome, Err(CollectiveError::Mismatch { .. })))
@@ -88,7 +88,7 @@ pub(super) fn farther_against_near(comm: &mut dyn Collective) -> Seen {
 
 /// Rank 0 does something else than the sum of eight numbers that everybody else is in. All fail; one at least
 /// is told why.
-fn against_sum(comm: &mut dyn Collective, other: Step) -> Seen {
+fn against_sum(comm: &mut dyn Collective, other: Step) -> CheckResult {
     let outcome = match comm.rank().0 {
         0 => other(comm),
         _ => comm.all_reduce(BufMut::F32(&mut [0.0; 8]), Reduce::Sum),

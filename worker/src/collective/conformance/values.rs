@@ -16,7 +16,7 @@ use coxswain_nn::{
     rng::{Key, Purpose},
 };
 
-pub(super) type Seen = Result<bool, Violation>;
+pub(super) type CheckResult = Result<bool, Violation>;
 
 /// Around every border of the implementations: nothing, less than a world, odd, small, one piece, many
 /// pieces.
@@ -69,7 +69,7 @@ pub(super) fn of_all(world: usize, len: usize) -> Vec<Vec<f32>> {
     (0..world).map(|rank| values(rank, len)).collect()
 }
 
-pub(super) fn all_reduce(comm: &mut dyn Collective) -> Seen {
+pub(super) fn all_reduce(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in LENGTHS {
         let all = of_all(world, len);
@@ -87,7 +87,7 @@ pub(super) fn all_reduce(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn order_of_additions(comm: &mut dyn Collective) -> Seen {
+pub(super) fn order_of_additions(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in LENGTHS {
         let all: Vec<_> = (0..world).map(|rank| uneven(rank, len, 1)).collect();
@@ -114,7 +114,7 @@ pub(super) fn order_of_additions(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn reduce_scatter(comm: &mut dyn Collective) -> Seen {
+pub(super) fn reduce_scatter(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in LENGTHS {
         let all = of_all(world, len * world);
@@ -130,7 +130,7 @@ pub(super) fn reduce_scatter(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn all_gather(comm: &mut dyn Collective) -> Seen {
+pub(super) fn all_gather(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in LENGTHS {
         let all = of_all(world, len);
@@ -146,7 +146,7 @@ pub(super) fn all_gather(comm: &mut dyn Collective) -> Seen {
 
 /// Rank 0 keeps out of an all-gather until it sees all that the others have brought; a communicator may also
 /// show nothing.
-pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
+pub(super) fn ahead(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     let share = |rank: usize, round: usize| vec![rank as f64, round as f64];
     for round in 0..3 {
@@ -170,7 +170,7 @@ pub(super) fn ahead(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn in_place(comm: &mut dyn Collective) -> Seen {
+pub(super) fn in_place(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for cuts in LENGTHS.into_iter().flat_map(|len| [Cuts::equal(len, world), by_parameter(len, world)]) {
         let (len, own) = (cuts.len(), cuts.part(rank));
@@ -201,7 +201,7 @@ fn by_parameter(len: usize, world: usize) -> Cuts {
     Grain::Parameter.cuts(&layout, world)
 }
 
-pub(super) fn halves(comm: &mut dyn Collective) -> Seen {
+pub(super) fn halves(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     let plus = |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32());
     let nothing = bf16::from_f32(-1.0);
@@ -231,7 +231,7 @@ pub(super) fn halves(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn shift(comm: &mut dyn Collective) -> Seen {
+pub(super) fn shift(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for (len, distance) in LENGTHS.into_iter().flat_map(|len| (1..world.max(2)).map(move |by| (len, by))) {
         let [own, before] = [rank, (rank + world - distance) % world].map(|owner| chunk(len, world, owner));
@@ -245,7 +245,7 @@ pub(super) fn shift(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn broadcast(comm: &mut dyn Collective) -> Seen {
+pub(super) fn broadcast(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in LENGTHS {
         let own = values(rank, len);
@@ -263,7 +263,7 @@ pub(super) fn broadcast(comm: &mut dyn Collective) -> Seen {
 }
 
 /// Ranks of one machine share its clock: what each saw on it is gathered and laid side by side.
-pub(super) fn barrier(comm: &mut dyn Collective) -> Seen {
+pub(super) fn barrier(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     let micros = || clock::since_epoch().as_micros() as f64;
     for round in 0..20 {
@@ -282,7 +282,7 @@ pub(super) fn barrier(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn repeated(comm: &mut dyn Collective) -> Seen {
+pub(super) fn repeated(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     for len in [7, 5000, 70_001] {
         let mut digests = [0.0; 2];
@@ -300,7 +300,7 @@ pub(super) fn repeated(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn mixed(comm: &mut dyn Collective) -> Seen {
+pub(super) fn mixed(comm: &mut dyn Collective) -> CheckResult {
     let (rank, world) = place(comm);
     let progress = comm.progress();
     let counts = || [&progress.entered, &progress.finished].map(|count| count.load(Ordering::Relaxed));
@@ -322,7 +322,7 @@ pub(super) fn mixed(comm: &mut dyn Collective) -> Seen {
     Ok(true)
 }
 
-pub(super) fn wrong_lengths(comm: &mut dyn Collective) -> Seen {
+pub(super) fn wrong_lengths(comm: &mut dyn Collective) -> CheckResult {
     let world = comm.world();
     let (mut whole, mut part, mut doubles) = (vec![0.0f32; 4 * world], vec![0.0f32; 5], vec![0.0f64; 4]);
     let refusals = [

@@ -135,7 +135,11 @@ pub(in crate::collective) fn over_another_ring(
 /// Recipes for ranks whose buffers above 64 bytes go nowhere, in the best of order.
 pub(in crate::collective) fn beside_nothing(world: usize) -> Vec<impl FnOnce() -> HybridCollective + Send> {
     let beside = |control| {
-        move || HybridCollective { ring: connected(control), transport: Box::new(Scripted::Idle), small: 64 }
+        move || HybridCollective {
+            ring: connected(control),
+            transport: Box::new(ScriptedTransport::Idle),
+            small: 64,
+        }
     };
     loopback(world).into_iter().map(beside).collect()
 }
@@ -145,7 +149,7 @@ fn connected(connect: impl FnOnce() -> Ring) -> Ring {
 }
 
 /// A transport that moves nothing.
-enum Scripted {
+enum ScriptedTransport {
     /// Says that it has.
     Idle,
     /// Never ends.
@@ -154,7 +158,7 @@ enum Scripted {
     Fails(&'static str),
 }
 
-impl Transport for Scripted {
+impl Transport for ScriptedTransport {
     fn start(&mut self, _: &Transfer, _: &mut TransferBuffer<'_>) -> Result<(), TransportError> {
         Ok(())
     }
@@ -195,7 +199,7 @@ fn large(comm: &mut dyn Collective) -> Result<(), CollectiveError> {
 #[test]
 fn a_transport_that_fails_ends_the_communicator_with_what_it_reported() {
     for outcome in on_all(3, |ring| {
-        let transport = Box::new(Scripted::Fails("unhandled system error"));
+        let transport = Box::new(ScriptedTransport::Fails("unhandled system error"));
         let mut comm = HybridCollective { ring, transport, small: SMALL };
         (large(&mut comm), comm.barrier())
     }) {
@@ -210,7 +214,7 @@ fn a_transfer_that_stands_still_ends_with_an_abort() {
     for outcome in on_all(2, |ring| {
         let handle = ring.abort_handle();
         let progress = ring.progress();
-        let mut comm = HybridCollective { ring, transport: Box::new(Scripted::Stuck), small: SMALL };
+        let mut comm = HybridCollective { ring, transport: Box::new(ScriptedTransport::Stuck), small: SMALL };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 while progress.entered.load(std::sync::atomic::Ordering::Relaxed) == 0 {
@@ -231,7 +235,7 @@ fn a_transfer_that_stands_still_ends_with_an_abort() {
 fn a_rank_that_dies_in_a_transfer_is_noticed_without_a_coordinator() {
     let outcomes = on_all(3, |ring| {
         let rank = ring.rank().0;
-        let mut comm = HybridCollective { ring, transport: Box::new(Scripted::Stuck), small: SMALL };
+        let mut comm = HybridCollective { ring, transport: Box::new(ScriptedTransport::Stuck), small: SMALL };
         if rank == 0 {
             // It has announced the collective and is gone before it ends.
             let call =
@@ -270,7 +274,7 @@ impl TransportSource for Source {
         assert!(place.id.iter().enumerate().all(|(i, byte)| *byte == i as u8), "the id arrives whole");
         assert!(go_on(), "nobody has left");
         match self.connects {
-            true => Ok(Box::new(Scripted::Fails("scripted"))),
+            true => Ok(Box::new(ScriptedTransport::Fails("scripted"))),
             false => Err(TransportError("invalid usage".into())),
         }
     }

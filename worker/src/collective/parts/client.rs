@@ -12,14 +12,14 @@ use std::{
 };
 
 use coxswain_identity::Tokens;
-use coxswain_nn::sharded::{Cut, Peers, Wanted};
+use coxswain_nn::sharded::{Cut, Fetch, Peers};
 use coxswain_proto::limits::{PART_PAUSE, PART_TIMEOUT};
 
-use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, PROVEN_ANSWER, ask, decode_answer, hear};
+use super::wire::{ANSWER, Greeting, GreetingReply, NOT_HERE, PROVEN_ANSWER, ask, decode_answer, hear};
 use crate::{
     clock,
     collective::{
-        proof::{Heard, NONCE, RingKey, Role, nonce},
+        proof::{NONCE, RingKey, Role, Transcript, nonce},
         ring::prepare,
     },
 };
@@ -92,16 +92,16 @@ impl RemotePeers {
         let opening = hello.open(key.name, nonce().map_err(io::Error::other)?);
         socket.write_all(&opening)?;
         let challenge: [u8; NONCE] = hear(&socket)?;
-        let asked = Heard { opening: &opening, challenge: &challenge, answer: &[] };
+        let asked = Transcript { opening: &opening, challenge: &challenge, answer: &[] };
         socket.write_all(&key.prove(Role::Caller, &asked))?;
         let proven: [u8; PROVEN_ANSWER] = hear(&socket)?;
         let answer: [u8; ANSWER] = std::array::from_fn(|i| proven[i]);
         let proof = std::array::from_fn(|i| proven[ANSWER + i]);
-        if !key.proves(Role::Called, &Heard { answer: &answer, ..asked }, proof) {
+        if !key.proves(Role::Called, &Transcript { answer: &answer, ..asked }, proof) {
             return Err(io::Error::other("a program that is not a rank of this run listens there"));
         }
         match decode_answer(&answer) {
-            Some(Admitted::Welcome) => Ok(socket),
+            Some(GreetingReply::Welcome) => Ok(socket),
             Some(verdict) => Err(io::Error::other(verdict.to_string())),
             None => Err(io::Error::other("its answer is unknown to this version")),
         }
@@ -116,7 +116,7 @@ enum Answer {
 }
 
 /// Reads an answer into its places.
-fn read(mut socket: &TcpStream, wanted: &mut Wanted<'_>, goes_on: &dyn Fn() -> bool) -> io::Result<Answer> {
+fn read(mut socket: &TcpStream, wanted: &mut Fetch<'_>, goes_on: &dyn Fn() -> bool) -> io::Result<Answer> {
     let length = u64::from_le_bytes(hear(socket)?);
     if length == NOT_HERE {
         return Ok(Answer::NotHere);
@@ -142,7 +142,7 @@ fn leave_alone(line: &mut Connection, rank: usize, error: &io::Error) {
 }
 
 impl Peers for RemotePeers {
-    fn fetch(&self, block: usize, wanted: &mut [Wanted<'_>], goes_on: &dyn Fn() -> bool) {
+    fn fetch(&self, block: usize, wanted: &mut [Fetch<'_>], goes_on: &dyn Fn() -> bool) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let mut asked = Vec::with_capacity(wanted.len());
         for wanted in wanted.iter_mut().filter(|wanted| !wanted.is_empty()) {

@@ -18,9 +18,9 @@ use coxswain_nn::sharded::{Cut, HeldParts};
 use coxswain_proto::limits::ACCEPT_PAUSE;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::wire::{ANSWER, Admitted, Greeting, NOT_HERE, OPENING, encode_answer, hear};
+use super::wire::{ANSWER, Greeting, GreetingReply, NOT_HERE, OPENING, encode_answer, hear};
 use crate::collective::{
-    proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
+    proof::{NONCE, PROOF, RingKey, Role, Transcript, nonce},
     ring::{listen, prepare},
 };
 
@@ -213,7 +213,7 @@ impl Answers {
         let challenge: [u8; NONCE] = nonce().map_err(io::Error::other)?;
         socket.write_all(&challenge)?;
         let proof: [u8; PROOF] = hear(socket)?;
-        let heard = Heard { opening: &opening, challenge: &challenge, answer: &[] };
+        let heard = Transcript { opening: &opening, challenge: &challenge, answer: &[] };
         if !key.proves(Role::Caller, &heard, proof) {
             tracing::warn!(
                 "rejected a connection to this rank's port for frozen weights: it names a token of this \
@@ -224,7 +224,7 @@ impl Answers {
         let verdict = hello.judge(&self.run, &self.blocks);
         let answer: [u8; ANSWER] = encode_answer(verdict);
         socket.write_all(&answer)?;
-        socket.write_all(&key.prove(Role::Called, &Heard { answer: &answer, ..heard }))?;
-        Ok((verdict == Admitted::Welcome).then_some(hello))
+        socket.write_all(&key.prove(Role::Called, &Transcript { answer: &answer, ..heard }))?;
+        Ok((verdict == GreetingReply::Welcome).then_some(hello))
     }
 }

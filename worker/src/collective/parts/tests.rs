@@ -11,7 +11,7 @@ use std::{
 };
 
 use coxswain_identity::{Scope, Token, Tokens};
-use coxswain_nn::sharded::{Cut, HeldParts, PartBytes, Peers, Wanted};
+use coxswain_nn::sharded::{Cut, Fetch, HeldParts, PartBytes, Peers};
 
 use super::*;
 use crate::collective::ring::loopback;
@@ -70,9 +70,9 @@ fn fetch(peers: &RemotePeers, cut: Cut, block: usize, len: usize) -> Vec<(usize,
 }
 
 /// A part that lies in two places.
-fn asked(rank: usize, buffer: &mut [u8]) -> Wanted<'_> {
+fn asked(rank: usize, buffer: &mut [u8]) -> Fetch<'_> {
     let (first, second) = buffer.split_at_mut(buffer.len() / 3);
-    Wanted { rank, places: vec![first, second], came: false }
+    Fetch { rank, places: vec![first, second], came: false }
 }
 
 fn cut(rank: usize, world: usize) -> Cut {

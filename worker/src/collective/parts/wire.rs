@@ -48,7 +48,7 @@ pub(super) struct Greeting {
 
 /// What the called rank makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Admitted {
+pub(super) enum GreetingReply {
     #[error("welcome")]
     Welcome = 1,
     #[error("it belongs to another run")]
@@ -91,17 +91,17 @@ impl Greeting {
     }
 
     /// What a rank of this run and these blocks answers.
-    pub(super) fn judge(&self, run: &[u8; 32], blocks: &[u8; 32]) -> Admitted {
+    pub(super) fn judge(&self, run: &[u8; 32], blocks: &[u8; 32]) -> GreetingReply {
         match () {
-            () if self.run != *run => Admitted::OtherRun,
-            () if self.blocks != *blocks => Admitted::OtherBlocks,
-            () => Admitted::Welcome,
+            () if self.run != *run => GreetingReply::OtherRun,
+            () if self.blocks != *blocks => GreetingReply::OtherBlocks,
+            () => GreetingReply::Welcome,
         }
     }
 }
 
 /// An answer as bytes.
-pub(super) fn encode_answer(verdict: Admitted) -> [u8; ANSWER] {
+pub(super) fn encode_answer(verdict: GreetingReply) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[0..6].copy_from_slice(&MAGIC);
     bytes[6] = verdict as u8;
@@ -109,8 +109,8 @@ pub(super) fn encode_answer(verdict: Admitted) -> [u8; ANSWER] {
 }
 
 /// The verdict; `None` if that was no rank of ours.
-pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<Admitted> {
-    let verdicts = [Admitted::Welcome, Admitted::OtherRun, Admitted::OtherBlocks];
+pub(super) fn decode_answer(bytes: &[u8; ANSWER]) -> Option<GreetingReply> {
+    let verdicts = [GreetingReply::Welcome, GreetingReply::OtherRun, GreetingReply::OtherBlocks];
     let verdict = verdicts.into_iter().find(|verdict| *verdict as u8 == bytes[6])?;
     (bytes[0..6] == MAGIC).then_some(verdict)
 }
@@ -140,18 +140,18 @@ mod tests {
     fn opening_and_answer_survive_the_wire() {
         let opening = hello().open([7; NAME], [9; NONCE]);
         assert_eq!(Greeting::opened(&opening), Some((hello(), [7; NAME])));
-        for verdict in [Admitted::Welcome, Admitted::OtherRun, Admitted::OtherBlocks] {
+        for verdict in [GreetingReply::Welcome, GreetingReply::OtherRun, GreetingReply::OtherBlocks] {
             assert_eq!(decode_answer(&encode_answer(verdict)), Some(verdict));
         }
-        assert_eq!(hello().judge(&[1; 32], &[2; 32]), Admitted::Welcome);
-        assert_eq!(hello().judge(&[9; 32], &[2; 32]), Admitted::OtherRun);
-        assert_eq!(hello().judge(&[1; 32], &[9; 32]), Admitted::OtherBlocks);
+        assert_eq!(hello().judge(&[1; 32], &[2; 32]), GreetingReply::Welcome);
+        assert_eq!(hello().judge(&[9; 32], &[2; 32]), GreetingReply::OtherRun);
+        assert_eq!(hello().judge(&[1; 32], &[9; 32]), GreetingReply::OtherBlocks);
     }
 
     #[test]
     fn hostile_openings_and_answers_are_strangers_or_judged() {
         let opening = hello().open([7; NAME], [9; NONCE]).to_vec();
-        let answer = encode_answer(Admitted::OtherRun).to_vec();
+        let answer = encode_answer(GreetingReply::OtherRun).to_vec();
         coxswain_fuzz::Target::new("a rank's parts", [opening, answer]).tries(20_000).check(|bytes| {
             let (mut opening, mut answer) = ([0; OPENING], [0; ANSWER]);
             opening.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);

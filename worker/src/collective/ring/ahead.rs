@@ -25,7 +25,7 @@ use crate::collective::Progress;
 
 /// What the ranks before this one have brought to an all-gather that it has not entered.
 #[derive(Debug)]
-pub struct Ahead {
+pub struct GatherPeek {
     previous: Arc<Mutex<Inbound>>,
     progress: Arc<Progress>,
     rank: usize,
@@ -34,7 +34,7 @@ pub struct Ahead {
     length: usize,
 }
 
-impl Ahead {
+impl GatherPeek {
     pub(super) fn new(
         previous: Arc<Mutex<Inbound>>,
         progress: Arc<Progress>,

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::collective::{
     JoinError,
-    proof::{Heard, NONCE, RingKey, Role, nonce},
+    proof::{NONCE, RingKey, Role, Transcript, nonce},
 };
 
 /// A rank that cannot be reached is called again after this long, doubling up to [`LONGEST_PAUSE`].
@@ -31,7 +31,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why one call failed.
-enum Missed {
+enum Miss {
     /// Worth another try.
     Again(String),
     /// Not.
@@ -39,19 +39,19 @@ enum Missed {
     Stop(Stop),
 }
 
-impl From<Stop> for Missed {
+impl From<Stop> for Miss {
     fn from(stop: Stop) -> Self {
         Self::Stop(stop)
     }
 }
 
-impl From<io::Error> for Missed {
+impl From<io::Error> for Miss {
     fn from(error: io::Error) -> Self {
         Self::Again(error.to_string())
     }
 }
 
-impl From<IdentityError> for Missed {
+impl From<IdentityError> for Miss {
     fn from(error: IdentityError) -> Self {
         Self::Again(error.to_string())
     }
@@ -69,12 +69,12 @@ pub(super) fn call(address: &str, peer: Rank, ours: &Introduction<'_>, patience:
     let stopped = loop {
         match call_once(address, ours, patience) {
             Ok(socket) => return Ok(socket),
-            Err(Missed::Refused(verdict, generation)) => {
+            Err(Miss::Refused(verdict, generation)) => {
                 let (address, reason) = (address.to_owned(), verdict.to_string());
                 return Err(Some(JoinError::Refused { peer, address, generation, reason }));
             }
-            Err(Missed::Again(why)) => last = why,
-            Err(Missed::Stop(stop)) => break stop,
+            Err(Miss::Again(why)) => last = why,
+            Err(Miss::Stop(stop)) => break stop,
         }
         if let Err(stop) = patience.pause(pause) {
             break stop;
@@ -91,19 +91,19 @@ pub(super) fn call(address: &str, peer: Rank, ours: &Introduction<'_>, patience:
     })
 }
 
-fn call_once(address: &str, ours: &Introduction<'_>, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
-    let mut missed = Missed::Again("the name has no address".into());
+fn call_once(address: &str, ours: &Introduction<'_>, patience: &Patience<'_>) -> Result<TcpStream, Miss> {
+    let mut missed = Miss::Again("the name has no address".into());
     for candidate in address.to_socket_addrs()? {
         match dial(candidate, patience) {
             Ok(socket) => return introduce(socket, ours, patience),
-            Err(Missed::Again(why)) => missed = Missed::Again(why),
+            Err(Miss::Again(why)) => missed = Miss::Again(why),
             Err(other) => return Err(other),
         }
     }
     Err(missed)
 }
 
-fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Missed> {
+fn dial(address: SocketAddr, patience: &Patience<'_>) -> Result<TcpStream, Miss> {
     patience.check()?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
@@ -125,20 +125,20 @@ fn introduce(
     mut socket: TcpStream,
     ours: &Introduction<'_>,
     patience: &Patience<'_>,
-) -> Result<TcpStream, Missed> {
+) -> Result<TcpStream, Miss> {
     // The token that is valid now, each time.
     let key = RingKey::to_call(ours.tokens);
     let opening = ours.hello.open(key.name, nonce()?);
     // Few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
     socket.write_all(&opening)?;
     let challenge: [u8; NONCE] = hear(&socket, patience)?;
-    let asked = Heard { opening: &opening, challenge: &challenge, answer: &[] };
+    let asked = Transcript { opening: &opening, challenge: &challenge, answer: &[] };
     socket.write_all(&key.prove(Role::Caller, &asked))?;
     let proven: [u8; PROVEN_ANSWER] = hear(&socket, patience)?;
     let answer: [u8; ANSWER] = std::array::from_fn(|i| proven[i]);
     let proof = std::array::from_fn(|i| proven[ANSWER + i]);
-    if !key.proves(Role::Called, &Heard { answer: &answer, ..asked }, proof) {
-        return Err(Missed::Again("a program that is not a rank of this run listens there".into()));
+    if !key.proves(Role::Called, &Transcript { answer: &answer, ..asked }, proof) {
+        return Err(Miss::Again("a program that is not a rank of this run listens there".into()));
     }
     match decode_answer(&answer) {
         Some((Admission::Welcome, _)) => {
@@ -146,21 +146,21 @@ fn introduce(
             Ok(socket)
         }
         Some((verdict, generation)) if verdict.may_change() => {
-            Err(Missed::Again(format!("it is still in generation {generation}")))
+            Err(Miss::Again(format!("it is still in generation {generation}")))
         }
-        Some((verdict, generation)) => Err(Missed::Refused(verdict, generation)),
-        None => Err(Missed::Again("its answer is unknown to this version".into())),
+        Some((verdict, generation)) => Err(Miss::Refused(verdict, generation)),
+        None => Err(Miss::Again("its answer is unknown to this version".into())),
     }
 }
 
-fn hear<const N: usize>(mut socket: &TcpStream, patience: &Patience<'_>) -> Result<[u8; N], Missed> {
+fn hear<const N: usize>(mut socket: &TcpStream, patience: &Patience<'_>) -> Result<[u8; N], Miss> {
     let (mut bytes, mut filled) = ([0; N], 0);
     while filled < N {
         patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
         match socket.read(&mut bytes[filled..]) {
             Ok(0) => {
                 let why = "it closed the connection; it may have another token (COX_TOKEN, COX_TOKEN_FILE)";
-                return Err(Missed::Again(why.into()));
+                return Err(Miss::Again(why.into()));
             }
             Ok(count) => filled += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}

@@ -17,7 +17,7 @@ use super::{
     join::{self, Membership},
     lane::{Inbound, Outbound},
     plan::{self, Plan},
-    pump::{Broken, PIECE, Pump},
+    pump::{PIECE, Pump, PumpError},
     sockets::RingListener,
     wire::{Header, Operation},
 };
@@ -36,12 +36,12 @@ pub(in crate::collective) struct Call {
 }
 
 /// A collective that this rank is in.
-pub(in crate::collective) struct Entered {
+pub(in crate::collective) struct Entry {
     header: Header,
     began: Instant,
 }
 
-impl Entered {
+impl Entry {
     /// Its number.
     pub(in crate::collective) fn sequence(&self) -> u64 {
         self.header.sequence
@@ -109,7 +109,7 @@ impl Ring {
     }
 
     /// Numbers a collective, if the ring is whole.
-    fn enter<T: Element>(&mut self, call: &Call) -> Result<Entered, CollectiveError> {
+    fn enter<T: Element>(&mut self, call: &Call) -> Result<Entry, CollectiveError> {
         let operation = call.operation.name();
         let began = clock::now();
         let sequence = self.progress.entered.fetch_add(1, Ordering::Relaxed) + 1;
@@ -125,7 +125,7 @@ impl Ring {
             sequence,
             length: call.length as u64,
         };
-        Ok(Entered { header, began })
+        Ok(Entry { header, began })
     }
 
     /// Moves data around, if there are other ranks, and remembers a failure.
@@ -144,26 +144,26 @@ impl Ring {
     }
 
     /// The collective is over.
-    pub(in crate::collective) fn leave(&mut self, entered: &Entered) {
+    pub(in crate::collective) fn leave(&mut self, entered: &Entry) {
         self.progress.finished.store(entered.header.sequence, Ordering::Relaxed);
         let busy = entered.began.elapsed().as_nanos() as u64;
         self.progress.busy_nanos.fetch_add(busy, Ordering::Relaxed);
     }
 
     /// Leaves the ring for good.
-    fn fail(&mut self, header: &Header, broken: Broken) -> CollectiveError {
+    fn fail(&mut self, header: &Header, broken: PumpError) -> CollectiveError {
         let (sequence, operation) = (header.sequence, header.operation.name());
         let next = Rank(((self.rank + 1) % self.world) as u32);
         let previous = Rank(((self.rank + self.world - 1) % self.world) as u32);
         let error = match (self.abort.reason(), broken) {
             (Some(reason), _) => CollectiveError::Aborted { sequence, operation, reason },
-            (None, Broken::Next(source)) => {
+            (None, PumpError::Next(source)) => {
                 CollectiveError::PeerLost { peer: next, sequence, operation, source }
             }
-            (None, Broken::Previous(source)) => {
+            (None, PumpError::Previous(source)) => {
                 CollectiveError::PeerLost { peer: previous, sequence, operation, source }
             }
-            (None, Broken::OtherCollective(other)) => {
+            (None, PumpError::OtherCollective(other)) => {
                 let theirs =
                     other.map_or("bytes that are not a header".to_owned(), |other| other.to_string());
                 let detail = format!("it is in {theirs}, rank {} is in {header}", self.rank);
@@ -181,7 +181,7 @@ impl Ring {
     pub(in crate::collective) fn announce<T: Element>(
         &mut self,
         call: &Call,
-    ) -> Result<Entered, CollectiveError> {
+    ) -> Result<Entry, CollectiveError> {
         let entered = self.enter::<T>(call)?;
         let mut tokens = vec![0.0f32; self.world];
         let (cuts, rank) = (Cuts::equal(self.world, self.world), self.rank);

@@ -38,12 +38,12 @@ pub(super) struct Links<'a> {
 }
 
 /// Why a link is not tried to the end.
-enum Untried {
+enum EchoFailure {
     Stop(Stop),
     Fails(String),
 }
 
-impl From<Stop> for Untried {
+impl From<Stop> for EchoFailure {
     fn from(stop: Stop) -> Self {
         Self::Stop(stop)
     }
@@ -63,7 +63,7 @@ impl<'a> Way<'a> {
     }
 
     /// Sends up to `end` bytes of the message; whether any went.
-    fn send(&mut self, end: usize, message: &[u8]) -> Result<bool, Untried> {
+    fn send(&mut self, end: usize, message: &[u8]) -> Result<bool, EchoFailure> {
         let rest = message.get(self.sent..end).unwrap_or_default();
         let mut socket = self.socket;
         let count = moved(rest.is_empty(), || socket.write(rest))?;
@@ -72,7 +72,7 @@ impl<'a> Way<'a> {
     }
 
     /// Hears more of the message; whether any came.
-    fn hear(&mut self, message: &[u8]) -> Result<bool, Untried> {
+    fn hear(&mut self, message: &[u8]) -> Result<bool, EchoFailure> {
         let mut bytes = [0; 4096];
         let room = bytes.len().min(message.len() - self.heard);
         let mut socket = self.socket;
@@ -83,7 +83,7 @@ impl<'a> Way<'a> {
         let due = message.iter().skip(self.heard);
         if let Some(at) = bytes[..count].iter().zip(due).position(|(found, due)| found != due) {
             let (at, size) = (self.heard + at, message.len());
-            return Err(Untried::Fails(format!(
+            return Err(EchoFailure::Fails(format!(
                 "byte {at} of a known message of {size} has changed on the way"
             )));
         }
@@ -110,16 +110,16 @@ impl<'a> Way<'a> {
     }
 
     /// An error once it has been too long on its way.
-    fn in_time(&self, limit: Duration) -> Result<(), Untried> {
+    fn in_time(&self, limit: Duration) -> Result<(), EchoFailure> {
         match self.began {
             Some(began) if !self.whole() && began.elapsed() >= limit => Err(self.late(limit)),
             _ => Ok(()),
         }
     }
 
-    fn late(&self, limit: Duration) -> Untried {
+    fn late(&self, limit: Duration) -> EchoFailure {
         let (heard, seconds) = (self.heard, limit.as_secs_f64());
-        Untried::Fails(format!(
+        EchoFailure::Fails(format!(
             "{heard} of {MESSAGE} bytes of a known message have come within {seconds:.1} s: are packets of full size lost \
              (MTU)?"
         ))
@@ -170,7 +170,7 @@ pub(super) fn check(
 }
 
 /// This rank's message, to the next one and back; whether anything moved.
-fn there(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, Untried> {
+fn there(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, EchoFailure> {
     let sent = way.send(way.may_send(), message)?;
     let heard = way.hear(message)?;
     way.in_time(limit)?;
@@ -178,7 +178,7 @@ fn there(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, Unt
 }
 
 /// The previous rank's message, which goes back as far as it has come.
-fn and_back(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, Untried> {
+fn and_back(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, EchoFailure> {
     let heard = way.hear(message)?;
     let sent = way.send(way.heard, message)?;
     way.in_time(limit)?;
@@ -186,7 +186,7 @@ fn and_back(way: &mut Way<'_>, message: &[u8], limit: Duration) -> Result<bool, 
 }
 
 /// What was moved; nothing where there is nothing to move, or no room for it now.
-fn moved(idle: bool, mut operation: impl FnMut() -> std::io::Result<usize>) -> Result<usize, Untried> {
+fn moved(idle: bool, mut operation: impl FnMut() -> std::io::Result<usize>) -> Result<usize, EchoFailure> {
     if idle {
         return Ok(0);
     }
@@ -197,13 +197,15 @@ fn moved(idle: bool, mut operation: impl FnMut() -> std::io::Result<usize>) -> R
     }
 }
 
-fn told(ended: Untried, link: (Rank, Rank), peer: Rank) -> Result<Option<()>, JoinError> {
+fn told(ended: EchoFailure, link: (Rank, Rank), peer: Rank) -> Result<Option<()>, JoinError> {
     let (from, to) = link;
     match ended {
-        Untried::Stop(Stop::GivenUp) => Ok(None),
-        Untried::Stop(Stop::Broken(source)) => Err(JoinError::Left { peer, source }),
-        Untried::Stop(Stop::Deadline) => Err(JoinError::Left { peer, source: ErrorKind::TimedOut.into() }),
-        Untried::Fails(why) => Err(JoinError::Link { from, to, why }),
+        EchoFailure::Stop(Stop::GivenUp) => Ok(None),
+        EchoFailure::Stop(Stop::Broken(source)) => Err(JoinError::Left { peer, source }),
+        EchoFailure::Stop(Stop::Deadline) => {
+            Err(JoinError::Left { peer, source: ErrorKind::TimedOut.into() })
+        }
+        EchoFailure::Fails(why) => Err(JoinError::Link { from, to, why }),
     }
 }
 

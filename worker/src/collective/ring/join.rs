@@ -13,7 +13,7 @@ use super::{
     echo::{self, Links},
     handshake::Hello,
     lane::{Inbound, Outbound},
-    offer::{self, Lost},
+    offer::{self, LostNeighbour},
     patience::{Patience, Stop},
     sockets::RingListener,
     welcome::await_call,
@@ -98,8 +98,8 @@ pub(super) fn join(
                 Err(lost) => lost,
             };
             let (peer, stop) = match lost {
-                Lost::Next(stop) => (next, stop),
-                Lost::Previous(stop) => (previous, stop),
+                LostNeighbour::Next(stop) => (next, stop),
+                LostNeighbour::Previous(stop) => (previous, stop),
             };
             let peer = Rank(peer as u32);
             match stop {

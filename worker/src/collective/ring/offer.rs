@@ -25,7 +25,7 @@ const TAKEN: u8 = 1;
 const DECLINED: u8 = 0;
 
 /// Which neighbour was lost, and how.
-pub(super) enum Lost {
+pub(super) enum LostNeighbour {
     Next(Stop),
     Previous(Stop),
 }
@@ -37,17 +37,17 @@ pub(super) fn agree(
     previous: &TcpStream,
     allowed: bool,
     patience: &Patience<'_>,
-) -> Result<(Option<Writer>, Option<Reader>), Lost> {
+) -> Result<(Option<Writer>, Option<Reader>), LostNeighbour> {
     // No memory, no shared lane.
     let offer = if allowed && same_machine(next) { MemoryOffer::new().ok() } else { None };
-    say(next, &encode(offer.as_ref().map(MemoryOffer::place))).map_err(Lost::Next)?;
+    say(next, &encode(offer.as_ref().map(MemoryOffer::place))).map_err(LostNeighbour::Next)?;
     let mut bytes = [0; OFFER];
-    hear(previous, &mut bytes, patience).map_err(Lost::Previous)?;
-    let place = decode(&bytes).map_err(|error| Lost::Previous(Stop::Broken(error)))?;
+    hear(previous, &mut bytes, patience).map_err(LostNeighbour::Previous)?;
+    let place = decode(&bytes).map_err(|error| LostNeighbour::Previous(Stop::Broken(error)))?;
     let reader = place.filter(|_| allowed).and_then(|place| Reader::open(&place).ok());
-    say(previous, &[if reader.is_some() { TAKEN } else { DECLINED }]).map_err(Lost::Previous)?;
+    say(previous, &[if reader.is_some() { TAKEN } else { DECLINED }]).map_err(LostNeighbour::Previous)?;
     let mut verdict = [0];
-    hear(next, &mut verdict, patience).map_err(Lost::Next)?;
+    hear(next, &mut verdict, patience).map_err(LostNeighbour::Next)?;
     let writer = offer.filter(|_| verdict == [TAKEN]).map(MemoryOffer::taken);
     Ok((writer, reader))
 }

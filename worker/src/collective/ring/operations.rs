@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coxswain_proto::ids::Rank;
 
 use super::{
-    ahead::Ahead,
+    ahead::GatherPeek,
     connected::{Call, Ring},
     element::{Element, combine},
     plan,
@@ -184,9 +184,9 @@ impl Collective for Ring {
         self.run(&call, &mut plan::all_gather(&mut tokens, &cuts, rank))
     }
 
-    fn ahead(&self, length: usize) -> Option<Ahead> {
+    fn ahead(&self, length: usize) -> Option<GatherPeek> {
         let (_, previous) = self.lanes.as_ref()?;
-        Some(Ahead::new(previous.clone(), self.progress.clone(), self.rank, self.world, length))
+        Some(GatherPeek::new(previous.clone(), self.progress.clone(), self.rank, self.world, length))
     }
 
     fn abort_handle(&self) -> Arc<dyn AbortHandle> {

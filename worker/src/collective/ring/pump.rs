@@ -40,7 +40,7 @@ const EAGER: usize = 8 << 10;
 
 /// Which side failed, and how.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum PumpError {
     Next(io::Error),
     Previous(io::Error),
     /// The previous rank is in this other collective; `None` if it does not speak our language.
@@ -61,9 +61,9 @@ impl Pump<'_> {
         header: &Header,
         reduce: Reduce,
         plan: &mut Plan<'_, T>,
-    ) -> Result<(), Broken> {
-        let mut outgoing = Outgoing::new(header, plan);
-        let mut incoming = Incoming::new(header, reduce, plan);
+    ) -> Result<(), PumpError> {
+        let mut outgoing = OutgoingStream::new(header, plan);
+        let mut incoming = IncomingStream::new(header, reduce, plan);
         loop {
             let limit = plan.head * size_of::<T>() + incoming.done;
             let mut moved = outgoing.advance(self.next, plan, limit, WORTH_SENDING)?;
@@ -83,15 +83,15 @@ impl Pump<'_> {
     }
 
     /// Blocks until a neighbour can be written to or read from.
-    fn wait(&mut self, sending: bool, receiving: bool) -> Result<(), Broken> {
+    fn wait(&mut self, sending: bool, receiving: bool) -> Result<(), PumpError> {
         let next = sending.then_some(&mut *self.next);
         let previous = receiving.then_some(&mut *self.previous);
-        sleep(next, previous).map_err(Broken::Previous)
+        sleep(next, previous).map_err(PumpError::Previous)
     }
 }
 
 /// The outgoing stream: a prefix (header and perhaps the first bytes), then spans.
-struct Outgoing {
+struct OutgoingStream {
     prefix: Vec<u8>,
     prefix_sent: usize,
     /// Payload bytes sent, and in all.
@@ -102,7 +102,7 @@ struct Outgoing {
     offset: usize,
 }
 
-impl Outgoing {
+impl OutgoingStream {
     fn new<T: Element>(header: &Header, plan: &Plan<'_, T>) -> Self {
         let mut this = Self { prefix: Vec::new(), prefix_sent: 0, sent: 0, total: 0, span: 0, offset: 0 };
         let Some(spans) = &plan.send else { return this };
@@ -133,9 +133,9 @@ impl Outgoing {
         plan: &Plan<'_, T>,
         limit: usize,
         worth: usize,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, PumpError> {
         if self.prefix_sent < self.prefix.len() {
-            let count = next.write(&self.prefix[self.prefix_sent..]).map_err(Broken::Next)?;
+            let count = next.write(&self.prefix[self.prefix_sent..]).map_err(PumpError::Next)?;
             self.prefix_sent += count;
             return Ok(count > 0);
         }
@@ -151,7 +151,7 @@ impl Outgoing {
         }
         let bytes: &[u8] = bytemuck::cast_slice(&plan.buffer[spans[self.span].clone()]);
         let end = bytes.len().min(self.offset + ready.min(PIECE));
-        let count = next.write(&bytes[self.offset..end]).map_err(Broken::Next)?;
+        let count = next.write(&bytes[self.offset..end]).map_err(PumpError::Next)?;
         self.offset += count;
         self.sent += count;
         Ok(count > 0)
@@ -159,7 +159,7 @@ impl Outgoing {
 }
 
 /// The incoming stream: a header, then spans.
-struct Incoming {
+struct IncomingStream {
     expected: Header,
     reduce: Reduce,
     greeted: bool,
@@ -173,7 +173,7 @@ struct Incoming {
     offset: usize,
 }
 
-impl Incoming {
+impl IncomingStream {
     fn new<T: Element>(header: &Header, reduce: Reduce, plan: &Plan<'_, T>) -> Self {
         let spans = plan.receive.as_deref().unwrap_or_default();
         Self {
@@ -198,14 +198,14 @@ impl Incoming {
         previous: &mut Inbound,
         plan: &mut Plan<'_, T>,
         scratch: &mut [u64],
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, PumpError> {
         if self.finished() {
             return Ok(false);
         }
         let scratch: &mut [u8] = bytemuck::cast_slice_mut(scratch);
         if !self.greeted {
             let end = scratch.len().min(HEADER + self.total);
-            let count = previous.read(&mut scratch[self.pending..end]).map_err(Broken::Previous)?;
+            let count = previous.read(&mut scratch[self.pending..end]).map_err(PumpError::Previous)?;
             self.pending += count;
             if self.pending >= HEADER {
                 self.check_header(scratch)?;
@@ -222,24 +222,24 @@ impl Incoming {
         if action == Action::Store {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut plan.buffer[span]);
             let end = bytes.len().min(self.offset + PIECE);
-            let count = previous.read(&mut bytes[self.offset..end]).map_err(Broken::Previous)?;
+            let count = previous.read(&mut bytes[self.offset..end]).map_err(PumpError::Previous)?;
             self.offset += count;
             self.done += count;
             return Ok(count > 0);
         }
         let left = span.len() * size_of::<T>() - self.offset;
         let end = scratch.len().min(left);
-        let count = previous.read(&mut scratch[self.pending..end]).map_err(Broken::Previous)?;
+        let count = previous.read(&mut scratch[self.pending..end]).map_err(PumpError::Previous)?;
         self.pending += count;
         self.consume(plan, scratch, 0);
         Ok(count > 0)
     }
 
-    fn check_header(&mut self, scratch: &[u8]) -> Result<(), Broken> {
+    fn check_header(&mut self, scratch: &[u8]) -> Result<(), PumpError> {
         let bytes = std::array::from_fn(|i| scratch[i]);
         match Header::decode(&bytes) {
             Some(header) if header == self.expected => self.greeted = true,
-            other => return Err(Broken::OtherCollective(other)),
+            other => return Err(PumpError::OtherCollective(other)),
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::{
     handshake::{Admission, Hello, OPENING, encode_answer},
     *,
 };
-use crate::collective::proof::{Heard, NONCE, PROOF, RingKey, Role};
+use crate::collective::proof::{NONCE, PROOF, RingKey, Role, Transcript};
 use crate::collective::{AbortHandle, BufMut, Collective, CollectiveError, JoinError, Reduce};
 
 /// Recipes for the ranks of a ring on the loopback interface.
@@ -152,7 +152,7 @@ fn a_rank_does_not_join_who_cannot_prove_the_token() {
             socket.write_all(&challenge).expect("write");
             socket.read_exact(&mut [0; PROOF]).expect("it proves who it is");
             let answer = encode_answer(Admission::Welcome, Generation(1));
-            let heard = Heard { opening: &opening, challenge: &challenge, answer: &answer };
+            let heard = Transcript { opening: &opening, challenge: &challenge, answer: &answer };
             let proof = RingKey::to_call(Some(&Tokens::one(theirs))).prove(Role::Called, &heard);
             socket.write_all(&[&answer[..], &proof[..]].concat()).expect("write");
             // Were it believed, the rank would confirm; it hangs up.

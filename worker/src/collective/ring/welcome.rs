@@ -22,7 +22,7 @@ use super::{
 };
 use crate::collective::{
     JoinError,
-    proof::{Heard, NONCE, PROOF, RingKey, Role, nonce},
+    proof::{NONCE, PROOF, RingKey, Role, Transcript, nonce},
 };
 
 /// Connections that have not said yet who they are; more than this many strangers at once drop the oldest.
@@ -83,12 +83,12 @@ struct Guest {
 enum Stage {
     Opening,
     /// Its proof, after the challenge.
-    Proof(Box<Opened>),
+    Proof(Box<GuestHandshake>),
     Confirm,
 }
 
 /// What a guest said, and what it was asked.
-struct Opened {
+struct GuestHandshake {
     hello: Hello,
     key: RingKey,
     opening: [u8; OPENING],
@@ -154,13 +154,13 @@ impl Guest {
         };
         let challenge = nonce().ok()?;
         (&self.socket).write_all(&challenge).ok()?;
-        Some(Stage::Proof(Box::new(Opened { hello, key, opening: self.bytes, challenge })))
+        Some(Stage::Proof(Box::new(GuestHandshake { hello, key, opening: self.bytes, challenge })))
     }
 
     /// Says what we make of it, if it has proved that it is one of ours; true if it is welcome.
-    fn answer(&self, opened: &Opened, awaited: &Hello) -> bool {
-        let Opened { hello, key, opening, challenge } = opened;
-        let heard = Heard { opening, challenge, answer: &[] };
+    fn answer(&self, opened: &GuestHandshake, awaited: &Hello) -> bool {
+        let GuestHandshake { hello, key, opening, challenge } = opened;
+        let heard = Transcript { opening, challenge, answer: &[] };
         if !key.proves(Role::Caller, &heard, std::array::from_fn(|i| self.bytes[i])) {
             tracing::warn!(
                 from = self.from(),
@@ -176,7 +176,7 @@ impl Guest {
             );
         }
         let answer = encode_answer(verdict, awaited.generation);
-        let proof = key.prove(Role::Called, &Heard { answer: &answer, ..heard });
+        let proof = key.prove(Role::Called, &Transcript { answer: &answer, ..heard });
         let sent = (&self.socket).write_all(&[&answer[..], &proof[..]].concat());
         sent.is_ok() && verdict == Admission::Welcome
     }

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::feeder::{
-    KeptFeatures, Missing, Prefetcher, Upcoming,
-    rows::{Wanted, prepare},
+    DeferredRow, KeptFeatures, Prefetcher, UncachedRow,
+    rows::{SampleRequest, prepare},
     tests::{dataset, keys},
 };
 use coxswain_feature_store::SampleKey;
@@ -55,10 +55,10 @@ fn features(sample: u64, values: &mut [f32]) {
 }
 
 /// What reading a micro-batch anew gives, with the features of these samples in their places.
-fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepared {
+fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> RowBatch {
     let (dataset, _) = &*DATASET;
     let order = dataset.order();
-    let at = |position| Some(Wanted { position, index: order.sample(request.epoch, position)? });
+    let at = |position| Some(SampleRequest { position, index: order.sample(request.epoch, position)? });
     let wanted: Vec<_> = request.part(number).filter_map(at).collect();
     let read = prepare(&**dataset, request.step, request.epoch, &wanted, request.kept.as_ref());
     let mut read = read.map_err(|(_, error)| error).expect("sound samples");
@@ -77,7 +77,7 @@ fn anew(request: &StepRequest, number: u64, computed: &BTreeSet<u64>) -> Prepare
 type Parts<'a> = (usize, Range<usize>, Option<SampleKey>, &'a (dyn Sample + 'static));
 
 /// What there is to compare of missing rows.
-fn parts(missing: &[Missing]) -> Vec<Parts<'_>> {
+fn parts(missing: &[UncachedRow]) -> Vec<Parts<'_>> {
     missing.iter().map(|row| (row.row, row.place.clone(), row.key, &*row.seen)).collect()
 }
 
@@ -120,7 +120,7 @@ fn check(cut: &Cut) -> Result<(), TestCaseError> {
         features(row.missing.seen.index(), &mut values);
         prefetcher.put_back(row, &values, true);
     }
-    let index = |row: &Upcoming| row.missing.seen.index();
+    let index = |row: &DeferredRow| row.missing.seen.index();
     let (computed, away): (BTreeSet<u64>, BTreeSet<u64>) =
         (returned.iter().map(index).collect(), away.iter().map(index).collect());
     let mut there: BTreeSet<(Step, u64)> = prefetcher

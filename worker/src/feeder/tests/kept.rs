@@ -8,11 +8,11 @@ use coxswain_task::FeatureShape;
 use coxswain_tasks::vla_flow::data::{Dataset, MicroBatch, Sample, collate};
 
 use super::{dataset, keys};
-use crate::feeder::rows::{KeptFeatures, Wanted, prepare};
+use crate::feeder::rows::{KeptFeatures, SampleRequest, prepare};
 
 /// These samples, at positions that do not matter.
-fn wanted(indices: &[u64]) -> Vec<Wanted> {
-    indices.iter().map(|&index| Wanted { position: index, index }).collect()
+fn wanted(indices: &[u64]) -> Vec<SampleRequest> {
+    indices.iter().map(|&index| SampleRequest { position: index, index }).collect()
 }
 
 /// What is kept of a row: two values for each of its tokens.

@@ -42,9 +42,9 @@ fn a_micro_batch_that_was_given_up_teaches_nothing() {
 
 /// Holds more whenever it is read.
 #[derive(Debug, Default)]
-struct Growing(std::sync::atomic::AtomicU64);
+struct GrowingMeter(std::sync::atomic::AtomicU64);
 
-impl Gauge for Growing {
+impl Gauge for GrowingMeter {
     fn read(&self) -> PhasePeak {
         let in_use = self.0.fetch_add(1 << 30, std::sync::atomic::Ordering::Relaxed);
         PhasePeak { in_use, reserved: 2 * in_use, driver: 3 * in_use }
@@ -53,7 +53,7 @@ impl Gauge for Growing {
 
 #[test]
 fn what_moving_state_takes_is_no_micro_batchs_fault() {
-    let gauge = || Box::new(Growing(std::sync::atomic::AtomicU64::new(8 << 30)));
+    let gauge = || Box::new(GrowingMeter(std::sync::atomic::AtomicU64::new(8 << 30)));
     for (moves, phase) in [(true, Phase::Connecting), (true, Phase::Joining), (false, Phase::Optimizer)] {
         let mut meter = Meter::new(phase, Some(Bytes(4 << 30))).on_gpu(gauge());
         meter.enter(Phase::Data).expect("only loading is refused at once");
@@ -63,7 +63,8 @@ fn what_moving_state_takes_is_no_micro_batchs_fault() {
 
 #[test]
 fn on_a_gpu_the_gpus_own_figures_count() {
-    let mut meter = Meter::new(Phase::Loading, Some(Bytes(4 << 30))).on_gpu(Box::new(Growing::default()));
+    let mut meter =
+        Meter::new(Phase::Loading, Some(Bytes(4 << 30))).on_gpu(Box::new(GrowingMeter::default()));
     meter.enter(Phase::Forward).expect("loading stayed below 4 GiB");
     meter.enter(Phase::Backward).expect("a step says so when it votes");
     meter.enter(Phase::Optimizer).expect("a step says so when it votes");
@@ -78,9 +79,9 @@ fn on_a_gpu_the_gpus_own_figures_count() {
 
 /// Holds what the test says.
 #[derive(Clone, Debug, Default)]
-struct Told(std::sync::Arc<std::sync::atomic::AtomicU64>);
+struct ScriptedMeter(std::sync::Arc<std::sync::atomic::AtomicU64>);
 
-impl Gauge for Told {
+impl Gauge for ScriptedMeter {
     fn read(&self) -> PhasePeak {
         let in_use = self.0.load(std::sync::atomic::Ordering::Relaxed);
         PhasePeak { in_use, reserved: in_use, driver: in_use }
@@ -89,7 +90,7 @@ impl Gauge for Told {
 
 #[test]
 fn what_is_overlooked_is_booked_and_counts_against_no_micro_batch() {
-    let told = Told::default();
+    let told = ScriptedMeter::default();
     let mut meter = Meter::new(Phase::Data, Some(Bytes(100))).on_gpu(Box::new(told.clone()));
     let mut over = |overlooked: bool| {
         let set = |bytes| told.0.store(bytes, std::sync::atomic::Ordering::Relaxed);
@@ -113,7 +114,7 @@ fn what_is_overlooked_is_booked_and_counts_against_no_micro_batch() {
 
 #[test]
 fn peaks_that_begin_anew_take_nothing_from_those_of_the_run_and_the_step() {
-    let told = Told::default();
+    let told = ScriptedMeter::default();
     let set = |bytes| told.0.store(bytes, std::sync::atomic::Ordering::Relaxed);
     let mut meter = Meter::new(Phase::Data, None).on_gpu(Box::new(told.clone()));
     let of = |peaks: Vec<PhaseMemory>, phase| {
@@ -137,9 +138,9 @@ fn peaks_that_begin_anew_take_nothing_from_those_of_the_run_and_the_step() {
 
 /// Holds nothing at the ends of phases, and within them as much as it was told, while it is watched.
 #[derive(Clone, Debug, Default)]
-struct Within(std::sync::Arc<[std::sync::atomic::AtomicU64; 2]>);
+struct PhaseMeter(std::sync::Arc<[std::sync::atomic::AtomicU64; 2]>);
 
-impl Within {
+impl PhaseMeter {
     fn pass(&self, most: u64) {
         let [watched, seen] = &*self.0;
         seen.fetch_max(
@@ -149,7 +150,7 @@ impl Within {
     }
 }
 
-impl Gauge for Within {
+impl Gauge for PhaseMeter {
     fn read(&self) -> PhasePeak {
         PhasePeak::default()
     }
@@ -165,7 +166,7 @@ impl Gauge for Within {
 
 #[test]
 fn peaks_within_a_gpus_passes_are_seen_in_the_first_in_larger_ones_and_now_and_then() {
-    let gauge = Within::default();
+    let gauge = PhaseMeter::default();
     let mut meter = Meter::new(Phase::Data, None).on_gpu(Box::new(gauge.clone()));
     let mut took = |cells, most| {
         meter.enter(Phase::Forward).expect("no bound");

@@ -8,7 +8,7 @@ use std::{fmt, path::Path};
 
 use coxswain_proto::{
     human,
-    memory::{Category, Compared, Comparison, relative},
+    memory::{Category, Comparison, MemoryRow, relative},
 };
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +56,7 @@ impl MemorySnapshots {
 }
 
 /// What a run has measured on one rank so far.
-pub struct Finished<'a> {
+pub struct MeasuredRun<'a> {
     /// The run's sizes.
     pub subject: &'a dyn Subject,
     /// The micro-batch of its largest peak.
@@ -88,10 +88,10 @@ pub struct Outcome {
     /// The calibration that the prediction rested on; none: sizes alone.
     pub calibration: Option<Calibration>,
     /// By category, without calibration.
-    pub categories: Vec<Compared>,
+    pub categories: Vec<MemoryRow>,
 }
 
-impl Finished<'_> {
+impl MeasuredRun<'_> {
     /// Predicts the run as it goes, and compares.
     pub fn compare(&self) -> Outcome {
         self.beside_prediction().0

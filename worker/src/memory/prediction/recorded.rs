@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_proto::memory::{Category, Compared};
+use coxswain_proto::memory::{Category, MemoryRow};
 use serde::{Deserialize, Serialize};
 
 use coxswain_task::memory::{Ask, Place, Prediction, Subject};
@@ -61,7 +61,7 @@ pub struct Record {
     /// Measured peak.
     pub measured: u64,
     /// By category: predicted, and measured where a category can be told apart.
-    pub categories: Vec<Compared>,
+    pub categories: Vec<MemoryRow>,
     /// Floating-point operations of this rank's products in a second of its steps; none where no step's time
     /// is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ impl Record {
         measured: u64,
         by: &[(Category, u64)],
     ) -> Self {
-        let categories = Category::ALL.map(|category| Compared {
+        let categories = Category::ALL.map(|category| MemoryRow {
             category,
             predicted: prediction.of(category),
             measured: by.iter().find(|(of, _)| *of == category).map(|(_, bytes)| *bytes),

@@ -30,10 +30,10 @@ use coxswain_proto::{
 use super::{
     desk::Desk,
     drift::Sums,
-    measuring::{Against, Gathered, Measuring},
+    measuring::{Baseline, DriftMeasurement, DriftTotal},
     memo::Memo,
     serving::Serving,
-    store_writer::Made,
+    store_writer::ComputedFeatures,
 };
 use crate::link::{CacheNamespace, Phase, Report};
 use crate::train::{Facts, TrainError};
@@ -41,11 +41,11 @@ use crate::train::{Facts, TrainError};
 /// What is known of the drift of features, and is still to be found out.
 pub(super) struct DriftWatch<B: Tape<Base = B>> {
     /// The measurement that goes on.
-    measuring: Option<Measuring<B>>,
+    measuring: Option<DriftMeasurement<B>>,
     /// Before which step drift was measured last in this generation of workers.
     measured: Option<Step>,
     /// What was computed for that: the first records of a generation that begins there.
-    probed: Option<(Step, Made)>,
+    probed: Option<(Step, ComputedFeatures)>,
 }
 
 impl<B: Tape<Base = B>> Default for DriftWatch<B> {
@@ -76,7 +76,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         let decided = schedule.decided_at(begins);
         match before {
             Some(before) if !drift_decides(cache) && step == begins => {
-                self.start(memo, desk, begins, portions, Against::Before(Box::new(before)));
+                self.start(memo, desk, begins, portions, Baseline::Before(Box::new(before)));
             }
             // What comes too late for portions is measured at once where it is decided.
             None if drift_decides(cache)
@@ -84,7 +84,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
                 && step < portions.end
                 && step < decided =>
             {
-                self.start(memo, desk, decided, portions, Against::Serving);
+                self.start(memo, desk, decided, portions, Baseline::Serving);
             }
             _ => {}
         }
@@ -100,7 +100,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         before: Option<Serving<B>>,
     ) {
         let Some(schedule) = desk.run.cache_schedule() else { return };
-        let against = before.map_or(Against::Lost, |before| Against::Before(Box::new(before)));
+        let against = before.map_or(Baseline::Lost, |before| Baseline::Before(Box::new(before)));
         self.start(memo, desk, begins, schedule.measured_in(begins), against);
     }
 
@@ -110,7 +110,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         desk: &Desk<'_, '_, B>,
         at: Step,
         portions: Range<Step>,
-        against: Against<B>,
+        against: Baseline<B>,
     ) {
         let wanted = desk.run.spec.cache.probe_samples as u64;
         let (rank, world) = (desk.members.comm.rank().0 as usize, desk.members.comm.world());
@@ -122,13 +122,13 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         let spread = (0..count).filter_map(|i| desk.feed.samples.training_sample(i * all / count));
         let stale = |serving: &Serving<B>| serving.stale;
         let lost = match &against {
-            Against::Serving => memo.serving.as_ref().is_none_or(stale),
-            Against::Before(serving) => serving.stale,
-            Against::Lost => true,
+            Baseline::Serving => memo.serving.as_ref().is_none_or(stale),
+            Baseline::Before(serving) => serving.stale,
+            Baseline::Lost => true,
         };
-        let against = if lost { Against::Lost } else { against };
+        let against = if lost { Baseline::Lost } else { against };
         let probes = if lost { Vec::new() } else { spread.skip(rank).step_by(world).collect() };
-        self.measuring = Some(Measuring {
+        self.measuring = Some(DriftMeasurement {
             at,
             portions,
             against,
@@ -137,7 +137,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
             sums: Sums::default(),
             step: None,
             older: None,
-            made: Made::default(),
+            made: ComputedFeatures::default(),
         });
     }
 
@@ -149,7 +149,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         desk: &mut Desk<'_, '_, B>,
         step: Step,
     ) -> Result<(), TrainError> {
-        let due = |measuring: &mut Measuring<B>| {
+        let due = |measuring: &mut DriftMeasurement<B>| {
             measuring.portions.start <= step && measuring.step.is_none_or(|last| last < step)
         };
         let Some(mut measuring) = self.measuring.take_if(due) else { return Ok(()) };
@@ -175,7 +175,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         desk: &mut Desk<'_, '_, B>,
         step: Step,
     ) -> Result<(), TrainError> {
-        let over = |measuring: &mut Measuring<B>| {
+        let over = |measuring: &mut DriftMeasurement<B>| {
             measuring.step == Some(step) && measuring.portions.end.0 <= step.0 + 1
         };
         let Some(measuring) = self.measuring.take_if(over) else { return Ok(()) };
@@ -212,7 +212,7 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         desk.enter(Phase::CacheBuild, step)?;
         memo.publish();
         if self.measuring.is_none() {
-            self.start(memo, desk, step, step..step, Against::Serving);
+            self.start(memo, desk, step, step..step, Baseline::Serving);
         }
         let Some(mut measuring) = self.measuring.take() else { return Ok(()) };
         let left = measuring.probes.len() - measuring.done;
@@ -226,18 +226,20 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         &mut self,
         memo: &mut Memo<B>,
         desk: &mut Desk<'_, '_, B>,
-        measuring: Measuring<B>,
-        found: &Gathered,
+        measuring: DriftMeasurement<B>,
+        found: &DriftTotal,
     ) -> Result<(), TrainError> {
-        let Measuring { at, against, made, .. } = measuring;
-        let Gathered { total, lost } = *found;
+        let DriftMeasurement { at, against, made, .. } = measuring;
+        let DriftTotal { total, lost } = *found;
         self.measured = Some(at);
         let drift = total.drift().filter(|_| !lost);
         let drift = drift.map(|drift| CacheDrift { at, drift, probes: total.probes as u32 });
         // Where drift decides, the coordinator must hear that there is none.
         let (compared, told) = match &against {
-            Against::Before(before) => (Some(&**before), drift.is_some()),
-            Against::Serving | Against::Lost => (memo.serving.as_ref(), drift_decides(&desk.run.spec.cache)),
+            Baseline::Before(before) => (Some(&**before), drift.is_some()),
+            Baseline::Serving | Baseline::Lost => {
+                (memo.serving.as_ref(), drift_decides(&desk.run.spec.cache))
+            }
         };
         let Some(report) = compared.map(|serving| memo.report_of(serving)).filter(|_| told) else {
             return Ok(());
@@ -253,18 +255,18 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
                 100.0 * drift.relative_l2, drift.cosine, report.generation, drift.loss_fresh, drift.loss_cached
             )))?;
         }
-        let lost = report.lost || (lost && matches!(against, Against::Serving | Against::Lost));
+        let lost = report.lost || (lost && matches!(against, Baseline::Serving | Baseline::Lost));
         Ok(desk.members.link.report(Report::Cache(CacheReport { drift, lost, ..report }))?)
     }
 
     /// The generation compared with, while that goes on, if it serves no more.
     pub fn before(&self) -> Option<&Serving<B>> {
-        self.measuring.as_ref().and_then(Measuring::before)
+        self.measuring.as_ref().and_then(DriftMeasurement::before)
     }
 
     /// What was computed for the measurement before `since`: the first records of a generation that begins
     /// there. They are of no use to any other.
-    pub fn first_records(&mut self, since: Step) -> Option<Made> {
+    pub fn first_records(&mut self, since: Step) -> Option<ComputedFeatures> {
         self.probed.take().filter(|(step, _)| *step == since).map(|(_, made)| made)
     }
 

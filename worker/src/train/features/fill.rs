@@ -20,7 +20,7 @@ use super::{
     desk::Desk,
     memo::Memo,
     owner::Features,
-    store_writer::{Made, MadeRow},
+    store_writer::{ComputedFeatures, MadeRow},
 };
 use coxswain_feature_store::round_trip;
 use coxswain_nn::kernels::Tape;
@@ -29,7 +29,7 @@ use coxswain_task::{Batch, Sample};
 use crate::train::{Facts, TrainError};
 use crate::{
     clock,
-    feeder::{Missing, Prefetcher, Prepared, Upcoming},
+    feeder::{DeferredRow, Prefetcher, RowBatch, UncachedRow},
     link::{Phase, Report},
     memory,
 };
@@ -37,20 +37,20 @@ use crate::{
 /// A row without features.
 enum MissingRow {
     /// Of the micro-batch that is due.
-    Due(Missing),
+    Due(UncachedRow),
     /// Of one that waits.
-    Later(Upcoming),
+    Later(DeferredRow),
 }
 
 impl MissingRow {
-    fn missing(&self) -> &Missing {
+    fn missing(&self) -> &UncachedRow {
         match self {
             Self::Due(missing) => missing,
             Self::Later(upcoming) => &upcoming.missing,
         }
     }
 
-    fn into_missing(self) -> Missing {
+    fn into_missing(self) -> UncachedRow {
         match self {
             Self::Due(missing) => missing,
             Self::Later(upcoming) => upcoming.missing,
@@ -84,7 +84,7 @@ impl<B: Tape<Base = B>> Features<B> {
         &mut self,
         desk: &mut Desk<'_, '_, B>,
         step: Step,
-        prepared: &mut Prepared,
+        prepared: &mut RowBatch,
         used: &mut CacheUse,
     ) -> Result<(), TrainError> {
         if prepared.batch.features().is_none() {
@@ -161,7 +161,7 @@ impl<B: Tape<Base = B>> Features<B> {
 
 impl<B: Tape<Base = B>> Memo<B> {
     /// What is still missing of a micro-batch that is due.
-    fn still_missing(&self, target: &mut Target<'_>, missing: Vec<Missing>) -> Vec<Missing> {
+    fn still_missing(&self, target: &mut Target<'_>, missing: Vec<UncachedRow>) -> Vec<UncachedRow> {
         if missing.is_empty() {
             return missing;
         }
@@ -176,7 +176,7 @@ impl<B: Tape<Base = B>> Memo<B> {
         desk: &mut Desk<'_, '_, B>,
         step: Step,
         batch: &mut dyn Batch,
-        missing: Vec<Missing>,
+        missing: Vec<UncachedRow>,
     ) -> Result<(), TrainError> {
         let extractor = desk.extractor();
         let room = missing.len().next_multiple_of(self.fill_batch) - missing.len();
@@ -246,7 +246,7 @@ impl<B: Tape<Base = B>> Memo<B> {
         }
         let mut values = Vec::new();
         rows.retain(|row| {
-            let Missing { key, place, .. } = row.missing();
+            let UncachedRow { key, place, .. } = row.missing();
             let record = key.and_then(|key| namespace.get(&key));
             let Some(record) = record.filter(|r| r.tokens() * r.width() == place.len()) else { return true };
             values.resize(place.len(), 0.0);
@@ -260,10 +260,10 @@ impl<B: Tape<Base = B>> Memo<B> {
 
     /// Puts computed features in their places, rounded, and lets them be stored.
     fn keep(&self, target: &mut Target<'_>, rows: &[MissingRow], values: Vec<f32>) {
-        let mut made = Made { rows: Vec::with_capacity(rows.len()), values };
+        let mut made = ComputedFeatures { rows: Vec::with_capacity(rows.len()), values };
         let (mut rounded, mut begin) = (Vec::new(), 0);
         for row in rows {
-            let Missing { key, place, seen, .. } = row.missing();
+            let UncachedRow { key, place, seen, .. } = row.missing();
             let own = begin..begin + place.len();
             begin = own.end;
             rounded.clear();

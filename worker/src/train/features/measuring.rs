@@ -10,7 +10,7 @@ use super::{
     desk::Desk,
     drift::{FAILED, FIELDS, Sums, UNAVAILABLE, WELL},
     serving::Serving,
-    store_writer::Made,
+    store_writer::ComputedFeatures,
 };
 use crate::{
     collective::{Buf, BufMut},
@@ -19,12 +19,12 @@ use crate::{
 };
 
 /// A measurement that goes on.
-pub(super) struct Measuring<B: Tape<Base = B>> {
+pub(super) struct DriftMeasurement<B: Tape<Base = B>> {
     /// Before this step: where a generation begins, or where drift decides whether one does.
     pub at: Step,
     /// Each of these steps takes a portion.
     pub portions: Range<Step>,
-    pub against: Against<B>,
+    pub against: Baseline<B>,
     /// This rank's probes.
     pub probes: Vec<u64>,
     /// How many of them are compared.
@@ -35,11 +35,11 @@ pub(super) struct Measuring<B: Tape<Base = B>> {
     /// The adapter of the generation compared with, once something was missing of that.
     pub older: Option<Trainables<B>>,
     /// Fresh features for the generation that may begin.
-    pub made: Made,
+    pub made: ComputedFeatures,
 }
 
 /// The generation compared with.
-pub(super) enum Against<B: Tape<Base = B>> {
+pub(super) enum Baseline<B: Tape<Base = B>> {
     /// The one that serves.
     Serving,
     /// The one that served before.
@@ -49,19 +49,19 @@ pub(super) enum Against<B: Tape<Base = B>> {
 }
 
 /// A measurement of all ranks.
-pub(super) struct Gathered {
+pub(super) struct DriftTotal {
     /// Their sums.
     pub total: Sums,
     /// One of them had nothing to compare with.
     pub lost: bool,
 }
 
-impl<B: Tape<Base = B>> Measuring<B> {
+impl<B: Tape<Base = B>> DriftMeasurement<B> {
     /// The generation compared with, if it serves no more.
     pub fn before(&self) -> Option<&Serving<B>> {
         match &self.against {
-            Against::Before(serving) => Some(serving),
-            Against::Serving | Against::Lost => None,
+            Baseline::Before(serving) => Some(serving),
+            Baseline::Serving | Baseline::Lost => None,
         }
     }
 
@@ -71,11 +71,11 @@ impl<B: Tape<Base = B>> Measuring<B> {
         desk: &mut Desk<'_, '_, B>,
         step: Step,
         own: Result<(), TrainError>,
-    ) -> Result<Gathered, TrainError> {
+    ) -> Result<DriftTotal, TrainError> {
         desk.enter(Phase::Communication, step)?;
         let row = match (&own, &self.against) {
             (Err(_), _) => Sums::default().row(FAILED),
-            (Ok(()), Against::Lost) => Sums::default().row(UNAVAILABLE),
+            (Ok(()), Baseline::Lost) => Sums::default().row(UNAVAILABLE),
             (Ok(()), _) => self.sums.row(WELL),
         };
         let mut rows = vec![0.0; FIELDS * desk.members.comm.world()];
@@ -85,6 +85,6 @@ impl<B: Tape<Base = B>> Measuring<B> {
         if let Some((_, rank)) = fared().zip(0..).find(|(status, _)| *status == FAILED) {
             return Err(TrainError::PeerFailed(Rank(rank)));
         }
-        Ok(Gathered { total: Sums::total(&rows), lost: fared().any(|status| status == UNAVAILABLE) })
+        Ok(DriftTotal { total: Sums::total(&rows), lost: fared().any(|status| status == UNAVAILABLE) })
     }
 }

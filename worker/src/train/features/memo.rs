@@ -17,7 +17,7 @@ use super::{
     claim::FeatureVersion,
     serving::Serving,
     setup::Setup,
-    store_writer::{Made, News, StoreWriter},
+    store_writer::{ComputedFeatures, News, StoreWriter},
 };
 use crate::{clock, train::TrainError};
 
@@ -65,7 +65,7 @@ impl<B: Tape<Base = B>> Memo<B> {
         &mut self,
         generation: CacheGeneration,
         adapter: Option<AdapterSnapshot>,
-        first: Option<Made>,
+        first: Option<ComputedFeatures>,
     ) {
         let description = self.setup.described(adapter.as_ref());
         let adapter = adapter.map(Arc::new);

@@ -16,9 +16,9 @@ use coxswain_task::{Batch, CachedFeatures, Fault, Readable};
 use super::{
     desk::Desk,
     drift::Sums,
-    measuring::{Against, Measuring},
+    measuring::{Baseline, DriftMeasurement},
     memo::Memo,
-    store_writer::{Made, MadeRow},
+    store_writer::{ComputedFeatures, MadeRow},
 };
 use crate::{memory, train::TrainError};
 
@@ -30,7 +30,7 @@ struct Probes<'a> {
     batch: &'a dyn Batch,
 }
 
-impl<B: Tape<Base = B>> Measuring<B> {
+impl<B: Tape<Base = B>> DriftMeasurement<B> {
     /// Compares the next `count` of this rank's probes, as many at once as memory allows.
     pub fn compare_some(
         &mut self,
@@ -67,11 +67,11 @@ impl<B: Tape<Base = B>> Measuring<B> {
         memo: &Memo<B>,
         desk: &Desk<'_, '_, B>,
         indices: &[u64],
-    ) -> Result<(Sums, Made), TrainError> {
+    ) -> Result<(Sums, ComputedFeatures), TrainError> {
         let Readable { samples, faults } = desk.feed.samples.readable(indices);
         faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
         if samples.is_empty() {
-            return Ok((self.sums, Made::default()));
+            return Ok((self.sums, ComputedFeatures::default()));
         }
         let indices: Vec<u64> = samples.iter().map(|sample| sample.index()).collect();
         let batch = desk.feed.samples.batch(self.at, &samples);
@@ -81,7 +81,7 @@ impl<B: Tape<Base = B>> Measuring<B> {
         let (fresh, unrounded) = fresh(memo, desk, &probes, self.before().is_some())?;
         let kept = self.kept(memo, desk, &probes)?;
         let mut sums = self.sums;
-        let mut made = Made { rows: Vec::new(), values: unrounded.unwrap_or_default() };
+        let mut made = ComputedFeatures { rows: Vec::new(), values: unrounded.unwrap_or_default() };
         let mut at = 0;
         for (row, sample) in rows.iter().zip(samples) {
             let place = at..at + row;
@@ -100,7 +100,7 @@ impl<B: Tape<Base = B>> Measuring<B> {
             // Probes are samples of the data set: one that is no number says nothing of the features.
             (Err(error), _) | (_, Err(error)) if error.fault == Fault::Numeric => {
                 tracing::warn!(%error, "drift is measured without these samples");
-                return Ok((self.sums, Made::default()));
+                return Ok((self.sums, ComputedFeatures::default()));
             }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
@@ -119,8 +119,8 @@ impl<B: Tape<Base = B>> Measuring<B> {
     ) -> Result<Vec<f32>, TrainError> {
         let Self { against, older, .. } = self;
         let serving = match against {
-            Against::Before(before) => Some(&**before),
-            Against::Serving | Against::Lost => memo.serving.as_ref(),
+            Baseline::Before(before) => Some(&**before),
+            Baseline::Serving | Baseline::Lost => memo.serving.as_ref(),
         };
         if let Some(found) =
             serving.and_then(|serving| memo.setup.stored(serving, probes.indices, probes.rows))

@@ -39,7 +39,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Features of some samples, computed and not rounded, on their way to the store.
 #[derive(Debug, Default)]
-pub(super) struct Made {
+pub(super) struct ComputedFeatures {
     /// What they belong to.
     pub rows: Vec<MadeRow>,
     /// All values, row after row.
@@ -55,7 +55,7 @@ pub(super) struct MadeRow {
     pub place: Range<usize>,
 }
 
-impl Made {
+impl ComputedFeatures {
     /// These after those.
     pub fn append(&mut self, other: Self) {
         let begin = self.values.len();
@@ -88,7 +88,7 @@ pub(super) struct StoreWriter {
 enum Order {
     /// What follows belongs to this namespace; nothing is stored if there is none.
     Begin(Option<Namespace>),
-    Keep(Made),
+    Keep(ComputedFeatures),
     Publish,
     SaveAdapter(Arc<AdapterSnapshot>),
     /// Says in the namespace how many of a run's samples are stored.
@@ -104,7 +104,7 @@ impl StoreWriter {
     pub fn start(store: &Store) -> Result<Self, StoreError> {
         let (orders, taken) = sync_channel(FEATURES_WAITING);
         let news = Arc::<Mutex<News>>::default();
-        let mut storing = Storing { namespace: None, shard: None, full: false, news: news.clone() };
+        let mut storing = StoreThread { namespace: None, shard: None, full: false, news: news.clone() };
         let pulse = Arc::<Pulse>::default();
         let own = pulse.clone();
         let thread = thread::Builder::new().name("store".into()).spawn(move || {
@@ -125,7 +125,7 @@ impl StoreWriter {
     }
 
     /// Stores features in the namespace. Waits only while earlier ones wait.
-    pub fn keep(&self, made: Made) {
+    pub fn keep(&self, made: ComputedFeatures) {
         if !made.rows.is_empty() {
             self.order(Order::Keep(made));
         }
@@ -188,7 +188,7 @@ impl Drop for StoreWriter {
 }
 
 /// The thread's end.
-struct Storing {
+struct StoreThread {
     namespace: Option<Namespace>,
     /// Being written.
     shard: Option<ShardWriter>,
@@ -197,7 +197,7 @@ struct Storing {
     news: Arc<Mutex<News>>,
 }
 
-impl Storing {
+impl StoreThread {
     fn work(&mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
             pulse::beat();
@@ -241,7 +241,7 @@ impl Storing {
         tell(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn keep(&mut self, made: &Made) -> Result<(), StoreError> {
+    fn keep(&mut self, made: &ComputedFeatures) -> Result<(), StoreError> {
         for row in &made.rows {
             let (false, Some(namespace)) = (self.full, &self.namespace) else { return Ok(()) };
             // Whatever fails, one attempt is enough until what there is is published.

@@ -20,7 +20,7 @@ use coxswain_tasks::vla_flow::{
 };
 
 use crate::{
-    link::{Assignment, Commands, Leased, Link, LinkError, Phase, Report, SoloLink},
+    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
     train::{CacheSummary, Summary, TaskTrainer, TrainerOptions},
     trainer::{Trainer, TrainerOutcome},
 };
@@ -61,7 +61,7 @@ fn train_watched(
     let plan = Plan::new(&spec.train, SAMPLES).expect("a possible plan");
     let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None);
     let phases = Arc::<Mutex<Vec<Phase>>>::default();
-    let link = Watched { link, phases: phases.clone() };
+    let link = RecordingLink { link, phases: phases.clone() };
     assert_eq!(trainer.train(&spec, Box::new(link)), TrainerOutcome::Done);
     let text = std::fs::read_to_string(output.path().join("summary.json")).expect("a summary");
     let summary: Summary = serde_json::from_str(&text).expect("of the right shape");
@@ -70,12 +70,12 @@ fn train_watched(
 }
 
 /// Writes down what the coordinator would be told of phases.
-struct Watched {
+struct RecordingLink {
     link: SoloLink,
     phases: Arc<Mutex<Vec<Phase>>>,
 }
 
-impl Link for Watched {
+impl Link for RecordingLink {
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
         self.link.assignment(why)
     }
@@ -84,11 +84,11 @@ impl Link for Watched {
         self.link.has_generations()
     }
 
-    fn lease(&mut self, step: Step, samples: u64) -> Result<Leased, LinkError> {
+    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
         self.link.lease(step, samples)
     }
 
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<Leased>, LinkError> {
+    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
         self.link.lease_ahead(step, samples)
     }
 

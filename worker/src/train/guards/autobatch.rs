@@ -28,7 +28,7 @@ use coxswain_proto::{human, ids::Rank};
 
 use coxswain_nn::kernels::Tape;
 
-use crate::train::{Lookout, Spent, TrainError, Workbench};
+use crate::train::{Lookout, TimeBreakdown, TrainError, Workbench};
 use crate::{
     collective::{Buf, BufMut},
     link::{Phase, Report},
@@ -222,7 +222,7 @@ fn try_size<B: Tape<Base = B>>(bench: &mut Workbench<'_, B>, size: usize) -> Res
     // One at a time is not refused on a prediction: that is what a trial is for.
     let bound = std::mem::replace(&mut bench.feed.micro_batch, 1);
     let lookout = Lookout::of(bench.members.comm.as_ref());
-    let passed = bench.pass(lookout, step, &*micro_batch, &mut Spent::default());
+    let passed = bench.pass(lookout, step, &*micro_batch, &mut TimeBreakdown::default());
     bench.feed.micro_batch = bound;
     // What its numbers are is for the step to judge.
     passed.map(drop).or_else(|error| if error.is_not_finite() { Ok(()) } else { Err(error) })?;

@@ -28,7 +28,7 @@ pub(super) use self::{
     autobatch::Search,
     fault::InjectedFaults,
     loss_history::LossHistory,
-    replay::{Attempted, Suspicions},
+    replay::{AttemptOutcome, Suspicions},
     skips::Skips,
 };
 pub use self::{

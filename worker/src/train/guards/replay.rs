@@ -39,7 +39,7 @@ use coxswain_proto::{
 
 use self::judge::{FIELDS, FIRST, ReplayFinding, ReplayRow, Runs, SliceOutcome, second};
 use super::verify;
-use crate::train::{Fared, Lookout, Members, Share, Spent, TrainError, Verdict, Workbench};
+use crate::train::{Lookout, Members, Share, TimeBreakdown, TrainError, Verdict, Vote, Workbench};
 use crate::{
     collective::{Buf, BufMut, Computes},
     feeder::StepRequest,
@@ -57,15 +57,15 @@ pub(in crate::train) struct Suspicions {
 }
 
 /// A moved run, made before a rank's own.
-pub(in crate::train) struct Moved(Option<SliceOutcome>);
+pub(in crate::train) struct MovedRun(Option<SliceOutcome>);
 
 /// What an attempt has come to when ranks compare.
-pub(in crate::train) struct Attempted<'a> {
-    pub moved: Moved,
+pub(in crate::train) struct AttemptOutcome<'a> {
+    pub moved: MovedRun,
     /// Sums over this rank's own slice.
     pub share: &'a Share,
     /// How this rank fared there.
-    pub fared: Fared,
+    pub fared: Vote,
     pub verdict: &'a Verdict,
 }
 
@@ -85,9 +85,9 @@ impl Suspicions {
         &self,
         bench: &mut Workbench<'_, B>,
         doubtful: bool,
-    ) -> Result<Option<Moved>, TrainError> {
+    ) -> Result<Option<MovedRun>, TrainError> {
         match self.is_due(bench, doubtful) {
-            true => run(bench, bench.next, FIRST[1]).map(|outcome| Some(Moved(outcome))),
+            true => run(bench, bench.next, FIRST[1]).map(|outcome| Some(MovedRun(outcome))),
             false => Ok(None),
         }
     }
@@ -97,18 +97,18 @@ impl Suspicions {
     pub fn compare<B: Tape<Base = B>>(
         &mut self,
         bench: &mut Workbench<'_, B>,
-        attempted: &Attempted<'_>,
+        attempted: &AttemptOutcome<'_>,
     ) -> Result<bool, TrainError> {
         let step = bench.next;
         // An attempt that did not get through on all ranks runs again, or ends the generation.
-        if !matches!(attempted.verdict.fared.0, Fared::Ok | Fared::NotFinite) {
+        if !matches!(attempted.verdict.fared.0, Vote::Ok | Vote::NotFinite) {
             return Ok(false);
         }
         // A rank that gave up, for another one's sake, has the gradients of a part of its slice.
         let own = match attempted.fared {
-            Fared::Ok => Some(digest(&mut bench.learner.grads, attempted.share)),
-            Fared::NotFinite => Some(SliceOutcome::NotFinite),
-            Fared::GaveUp | Fared::OutOfMemory | Fared::Failed => None,
+            Vote::Ok => Some(digest(&mut bench.learner.grads, attempted.share)),
+            Vote::NotFinite => Some(SliceOutcome::NotFinite),
+            Vote::GaveUp | Vote::OutOfMemory | Vote::Failed => None,
         };
         let rows = gather(bench, step, [own, attempted.moved.0], true)?;
         let mut runs = Runs::new(rows.len());
@@ -238,7 +238,7 @@ fn add_up<B: Tape<Base = B>>(
     let Some(request) = request(bench, step, slice) else { return Ok(false) };
     bench.stats.injected.flip_a_bit(&bench.members, &mut bench.learner, step);
     bench.learner.begin_gradients();
-    let (mut spent, mut used) = (Spent::default(), CacheUse::default());
+    let (mut spent, mut used) = (TimeBreakdown::default(), CacheUse::default());
     for number in 0.. {
         bench.enter(Phase::Data, step)?;
         let Some(mut prepared) = bench.feed.prefetch.aside(&request, number)? else { break };

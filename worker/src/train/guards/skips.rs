@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use coxswain_proto::{
     ids::Step,
     limits::MAX_SKIPS_IN_CHECKPOINT,
-    report::{SkipCause, Skipped},
+    report::{Skip, SkipCause},
 };
 
 use super::{left_out::LeftOut, loss_history::LossHistory};
@@ -17,7 +17,7 @@ pub(in crate::train) struct Skips {
     /// For their numbers, up to the newest step.
     pub in_a_row: u32,
     /// The newest, as this rank knows them: one that came later has those of the checkpoint it began with.
-    pub newest: BTreeMap<Step, Skipped>,
+    pub newest: BTreeMap<Step, Skip>,
     /// Losses of the newest steps that were not.
     pub losses: LossHistory,
     /// Samples of which nothing is learned, in steps that were taken.

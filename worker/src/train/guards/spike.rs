@@ -6,11 +6,11 @@
 
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
-    report::{SkipCause, Skipped},
+    report::{Skip, SkipCause},
     run_spec::Spike,
 };
 
-use crate::train::{Fared, TrainError, Verdict, Workbench};
+use crate::train::{TrainError, Verdict, Vote, Workbench};
 
 impl Verdict {
     /// What follows for the next step, if all ranks are well and it is not left out anyway; none if it is to
@@ -18,13 +18,13 @@ impl Verdict {
     pub fn judge_spike<B: Tape<Base = B>>(
         &self,
         bench: &mut Workbench<'_, B>,
-    ) -> Result<Option<Skipped>, TrainError> {
+    ) -> Result<Option<Skip>, TrainError> {
         let (step, loss, limit) = (bench.next, self.mean_loss(), self.spike_limit.1);
-        if self.fared.0 != Fared::Ok || bench.run.leaves_out(step) {
+        if self.fared.0 != Vote::Ok || bench.run.leaves_out(step) {
             return Ok(None);
         }
         match bench.run.spec.train.spike {
-            Spike::Skip if loss > limit => Ok(Some(Skipped { cause: SkipCause::Spike, samples: Vec::new() })),
+            Spike::Skip if loss > limit => Ok(Some(Skip { cause: SkipCause::Spike, samples: Vec::new() })),
             Spike::End if loss > limit => {
                 let found = format!(
                     "the loss of step {step} is {loss:.4}, and {limit:.4} is what train.spike_factor allows"

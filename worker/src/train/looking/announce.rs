@@ -5,7 +5,7 @@ use coxswain_proto::{
     run_spec::{Offload, Shard},
 };
 
-use super::{doubts::warnings, validation::Looking};
+use super::{doubts::warnings, validation::ValidationState};
 use crate::train::{TrainError, Workbench, write_spec};
 use crate::{
     collective::Computes,
@@ -15,7 +15,7 @@ use crate::{
 use coxswain_nn::kernels::Tape;
 use coxswain_task::Module;
 
-impl Looking {
+impl ValidationState {
     /// Rank 0 describes the run in the coordinator's log, once; and leaves its specification.
     pub fn announce<B: Tape<Base = B>>(
         &mut self,

@@ -7,7 +7,7 @@ use crate::train::{TrainError, Workbench};
 use crate::{
     collective::Computes,
     link::{Phase, PhaseMemory, Report},
-    memory::prediction::outcome::{Finished, Outcome},
+    memory::prediction::outcome::{MeasuredRun, Outcome},
 };
 
 /// The phases of a step: their peak is what a prediction is about.
@@ -32,7 +32,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
     fn beside_prediction(
         &mut self,
         seconds_a_step: Option<f64>,
-        compare: impl FnOnce(&Finished<'_>) -> Outcome,
+        compare: impl FnOnce(&MeasuredRun<'_>) -> Outcome,
     ) -> Option<Outcome> {
         let peaks = self.stats.meter.report();
         let of_steps = peaks.iter().filter(|peak| STEP.contains(&peak.phase));
@@ -51,7 +51,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
         let subject = subject
             .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
             .ok()?;
-        let finished = Finished {
+        let finished = MeasuredRun {
             subject: &*subject,
             micro_batch: (self.feed.micro_batch as u64).min(samples),
             world,

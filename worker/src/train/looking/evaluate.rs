@@ -17,7 +17,7 @@ use coxswain_proto::{
     run_spec::RunSpec,
 };
 use coxswain_task::{
-    Built, Evaluation as Found, Example, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn,
+    Assembly, Evaluation as Found, Example, Fault, Objective, PartSum, Readable, Samples, Task, TaskOn,
 };
 
 use super::held_out::HeldOutError;
@@ -94,7 +94,7 @@ pub fn evaluate_run<B: Tape<Base = B>>(
 ) -> Result<(Step, Option<HeldOutError>), TrainError> {
     pool::join();
     let samples = task.open(spec)?;
-    let Built { objective, layout, .. } = task.load(spec, &*samples, device)?;
+    let Assembly { objective, layout, .. } = task.load(spec, &*samples, device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));
     let found = store.newest()?;
     let mut weights = read_trainables(&found, &layout)?;

@@ -28,7 +28,7 @@ pub(super) use self::{
     evaluate::examples,
     stats::{RunStats, STEPS_OBSERVED},
     summary::{RankPeak, SCOPES, SUMMARY_FILE},
-    validation::Looking,
+    validation::ValidationState,
     witness::Witness,
 };
 pub use self::{

@@ -23,7 +23,7 @@ use crate::{
 
 /// What was found on held-out samples, and told.
 #[derive(Debug, Default)]
-pub(in crate::train) struct Looking {
+pub(in crate::train) struct ValidationState {
     /// The held-out error before the first step, once it has been looked at.
     pub before: Option<Option<HeldOutError>>,
     /// Steps done at the newest evaluation, and what it found of the weights and of their average.
@@ -34,7 +34,7 @@ pub(in crate::train) struct Looking {
     pub(super) announced: bool,
 }
 
-impl Looking {
+impl ValidationState {
     /// Where a run or a generation begins: looks at what was not looked at yet. It may be that a fault has
     /// broken off the evaluation that was due here. What is better than all before is to be kept.
     pub fn begin<B: Tape<Base = B>>(

@@ -27,10 +27,10 @@ use coxswain_proto::{
 };
 
 pub use choice::{Choice, Holding, Source, choose};
-use table::Agreed;
-pub(super) use table::Carried;
+pub(super) use table::Handover;
+use table::RecoveryAgreement;
 
-use super::{Facts, Features, Held, Learner, Members, TrainError, Training, Workbench, init_from};
+use super::{Facts, Features, GenerationState, Learner, Members, TrainError, Training, Workbench, init_from};
 use crate::{
     clock,
     collective::CollectiveError,
@@ -45,10 +45,10 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let began = clock::now();
         let carried = &self.carried();
         let bench = &mut self.bench;
-        let holdings =
-            [&bench.learner.held, &bench.learner.coming].map(|held| held.as_ref().and_then(Held::holding));
-        let own = table::Own { holdings, carried, asks_for_less: bench.feed.asks_for_less };
-        let Agreed { holdings, carried, asks_for_less } =
+        let holdings = [&bench.learner.held, &bench.learner.coming]
+            .map(|held| held.as_ref().and_then(GenerationState::holding));
+        let own = table::RankRecord { holdings, carried, asks_for_less: bench.feed.asks_for_less };
+        let RecoveryAgreement { holdings, carried, asks_for_less } =
             table::exchange(own, bench.learner.objective.measures(), bench.members.comm.as_mut())?;
         let newest = bench.members.assignment.checkpoint_step;
         let (source, bytes) = match choose(&holdings, newest) {
@@ -76,9 +76,9 @@ impl<B: Tape<Base = B>> Training<'_, B> {
     }
 
     /// What this rank did that later decisions depend on.
-    fn carried(&self) -> Carried {
+    fn carried(&self) -> Handover {
         let Workbench { feed, skips, features, .. } = &self.bench;
-        Carried {
+        Handover {
             checkpoints: self.obeyed.checkpoints,
             memory_reports: self.obeyed.memory_reports,
             micro_batch: feed.micro_batch as u32,
@@ -91,7 +91,7 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         }
     }
 
-    fn carry_on(&mut self, carried: Carried, restored: bool) -> Result<(), TrainError> {
+    fn carry_on(&mut self, carried: Handover, restored: bool) -> Result<(), TrainError> {
         self.obeyed.checkpoints = carried.checkpoints;
         self.obeyed.memory_reports = carried.memory_reports;
         self.looking.before = carried.before;
@@ -174,7 +174,7 @@ impl<B: Tape<Base = B>> Learner<B> {
         // A rank that passes this knows that all have everything, so the old state may go.
         if let Err(error) = members.comm.barrier() {
             let (generation, weights) = (members.assignment.generation, Some(weights));
-            self.coming = Some(Held { generation, optimizer, weights, trusted: true });
+            self.coming = Some(GenerationState { generation, optimizer, weights, trusted: true });
             return Err(error.into());
         }
         self.trainables.set(weights);

@@ -21,7 +21,7 @@ use crate::{
 /// What a generation hands to the next besides weights and moments: everything that decides what ranks do
 /// together.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::train) struct Carried {
+pub(in crate::train) struct Handover {
     /// Requests for checkpoints obeyed so far.
     pub checkpoints: u32,
     /// Requests for memory reports obeyed so far.
@@ -42,7 +42,7 @@ pub(in crate::train) struct Carried {
     pub cache: Option<Mark>,
 }
 
-impl Carried {
+impl Handover {
     /// What ranks that bring these make of them: the same on each. Fresh ranks bring nothing; without anyone
     /// else, `own` counts.
     fn merge(rows: impl Iterator<Item = Self>, own: Self) -> Self {
@@ -98,7 +98,7 @@ type Row = [f64; FIELDS];
 /// The state that a rank has, and the one that it was taking over when it was disturbed.
 pub(in crate::train) type Holdings = [Option<Holding>; 2];
 
-fn encode(held: Holdings, carried: &Carried) -> Row {
+fn encode(held: Holdings, carried: &Handover) -> Row {
     let mut row = [NONE; FIELDS];
     for (held, begin) in held.iter().zip([HELD, COMING]) {
         held.iter().for_each(|held| encode_holding(held, &mut row[begin..begin + HOLDING]));
@@ -126,7 +126,7 @@ fn encode(held: Holdings, carried: &Carried) -> Row {
     row
 }
 
-fn decode(row: &[f64], measures: &[&str]) -> Result<(Holdings, Carried), String> {
+fn decode(row: &[f64], measures: &[&str]) -> Result<(Holdings, Handover), String> {
     let held = [decode_holding(&row[HELD..HELD + HOLDING])?, decode_holding(&row[COMING..COMING + HOLDING])?];
     let measures = measures.iter().zip(&row[MEASURES..]).map(|(name, value)| ((*name).to_owned(), *value));
     let measures = measures.collect();
@@ -141,7 +141,7 @@ fn decode(row: &[f64], measures: &[&str]) -> Result<(Holdings, Carried), String>
     };
     let newest = decode_place(&row[NEWEST..NEWEST + PLACE])?;
     let older = decode_place(&row[BEFORE..BEFORE + PLACE])?;
-    let carried = Carried {
+    let carried = Handover {
         cache: newest.map(|newest| Mark { newest, before: older }),
         checkpoints: small("checkpoints", row[CARRIED])?,
         memory_reports: small("memory_reports", row[CARRIED + 1])?,
@@ -249,29 +249,29 @@ fn decode_place(fields: &[f64]) -> Result<Option<FeatureVersion>, String> {
 }
 
 /// What a rank tells the others.
-pub(in crate::train) struct Own<'a> {
+pub(in crate::train) struct RankRecord<'a> {
     pub holdings: Holdings,
-    pub carried: &'a Carried,
+    pub carried: &'a Handover,
     /// Whether the process before it was killed because memory ran out.
     pub asks_for_less: bool,
 }
 
 /// What all ranks know after they have told each other.
-pub(in crate::train) struct Agreed {
+pub(in crate::train) struct RecoveryAgreement {
     /// What each holds.
     pub holdings: Vec<(Rank, Holding)>,
     /// What all carry on with.
-    pub carried: Carried,
+    pub carried: Handover,
     /// The first that asks for a smaller micro-batch.
     pub asks_for_less: Option<Rank>,
 }
 
 /// Tells all ranks what each of them brings.
 pub(in crate::train) fn exchange(
-    own: Own<'_>,
+    own: RankRecord<'_>,
     measures: &[&str],
     comm: &mut dyn Collective,
-) -> Result<Agreed, CollectiveError> {
+) -> Result<RecoveryAgreement, CollectiveError> {
     let (mut table, mut row) = (vec![0.0; FIELDS * comm.world()], encode(own.holdings, own.carried));
     row[ASKS_FOR_LESS] = f64::from(u8::from(own.asks_for_less));
     comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
@@ -282,11 +282,11 @@ pub(in crate::train) fn exchange(
     });
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| carried.clone());
-    let carried = Carried::merge(carriers, own.carried.clone());
-    let of_rank = |(rank, (held, _)): (u32, (Holdings, Carried))| {
+    let carried = Handover::merge(carriers, own.carried.clone());
+    let of_rank = |(rank, (held, _)): (u32, (Holdings, Handover))| {
         held.into_iter().flatten().map(move |held| (Rank(rank), held))
     };
-    Ok(Agreed { holdings: (0..).zip(rows).flat_map(of_rank).collect(), carried, asks_for_less })
+    Ok(RecoveryAgreement { holdings: (0..).zip(rows).flat_map(of_rank).collect(), carried, asks_for_less })
 }
 
 #[cfg(test)]

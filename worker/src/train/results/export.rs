@@ -54,7 +54,7 @@ pub(in crate::train) struct ExportManifest<'a> {
 
 /// `samples.json`.
 #[derive(Debug, Serialize)]
-struct Shown<'a> {
+struct SampleFile<'a> {
     /// Steps done.
     step: u64,
     samples: &'a [Example],
@@ -187,7 +187,7 @@ fn write<B: Tape<Base = B>>(
     let what = "losses, errors, speed and memory";
     let mut texts = texts(&*bench.feed.samples, bench.run.spec);
     texts.push(TextFile { path: SUMMARY_FILE.to_owned(), what, text: pretty(summary) });
-    let shown = Shown { step: bench.next.0, samples: examples };
+    let shown = SampleFile { step: bench.next.0, samples: examples };
     let what = "held-out samples with their predictions, for the report";
     texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
     ExportManifest::of(bench).write(&dir, artifacts, texts)

@@ -16,11 +16,11 @@ use coxswain_proto::{
     ids::Step,
     run_spec::{Offload, RunSpec, Shard},
 };
-use coxswain_task::{Built, TaskOn};
+use coxswain_task::{Assembly, TaskOn};
 
 use super::{
     best::Best,
-    checkpoint::{CheckpointError, Found, Store},
+    checkpoint::{Checkpoint, CheckpointError, Store},
     export::{ExportManifest, texts},
     save,
 };
@@ -78,7 +78,7 @@ impl ExportJob {
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportSummary {
     /// Steps of training.
     pub step: Step,
     /// The directory.
@@ -95,7 +95,7 @@ pub fn export_run<B: Tape<Base = B>>(
     spec: &RunSpec,
     job: &ExportJob,
     device: &B::Device,
-) -> Result<Exported, TrainError> {
+) -> Result<ExportSummary, TrainError> {
     pool::join();
     let run_dir = Path::new(&spec.run.output_dir);
     let found = find(run_dir, job.which)?;
@@ -111,7 +111,7 @@ pub fn export_run<B: Tape<Base = B>>(
     if task.sizes(&light).is_err() {
         light.memory.offload = spec.memory.offload;
     }
-    let Built { objective, layout, .. } = task.load(&light, &*samples, device)?;
+    let Assembly { objective, layout, .. } = task.load(&light, &*samples, device)?;
     let values = match &found {
         Some(found) => {
             let mut values = save::read_trainables(found, &layout)?;
@@ -132,7 +132,7 @@ pub fn export_run<B: Tape<Base = B>>(
             let detail = "is not written: the run did not begin with a policy of LeRobot's".into();
             return Err(CheckpointError::Foreign { path: out.clone(), detail }.into());
         };
-        return Ok(Exported { step, dir: out.clone(), merged: None, rounding: Some(written?) });
+        return Ok(ExportSummary { step, dir: out.clone(), merged: None, rounding: Some(written?) });
     }
     // First, for a run that has nothing to merge leaves nothing.
     if job.merged {
@@ -157,11 +157,11 @@ pub fn export_run<B: Tape<Base = B>>(
         files: Vec::new(),
     };
     manifest.write(&dir, artifacts, texts(&*samples, spec))?;
-    Ok(Exported { step, dir, merged: job.merged.then_some(merged), rounding: None })
+    Ok(ExportSummary { step, dir, merged: job.merged.then_some(merged), rounding: None })
 }
 
 /// The checkpoint; none if it is what the run began with that is wanted.
-fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Option<Found>, CheckpointError> {
+fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Option<Checkpoint>, CheckpointError> {
     let store = Store::new(run_dir);
     let step = match which {
         WhichCheckpoint::Newest => return store.newest().map(Some),

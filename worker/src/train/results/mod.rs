@@ -20,7 +20,7 @@ mod save;
 
 pub use self::{
     best::Best,
-    export_run::{ExportJob, Exported, WhichCheckpoint, export_run},
+    export_run::{ExportJob, ExportSummary, WhichCheckpoint, export_run},
 };
 pub(super) use self::{
     export::{Export, write_spec},

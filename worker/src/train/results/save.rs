@@ -20,7 +20,7 @@ use safetensors::Dtype;
 
 use super::{
     best::Best,
-    checkpoint::{CheckpointError, Found, Manifest, Staging, TRAINABLES, io_error},
+    checkpoint::{Checkpoint, CheckpointError, Manifest, Staging, TRAINABLES, io_error},
 };
 use crate::train::{Features, LossHistory, Mark, TrainError, Workbench, verify};
 use crate::{
@@ -260,7 +260,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
 /// places. And whether an average begins with these weights.
 fn read_optimizer<F: Flat>(
     mut optimizer: ReplicatedOptimizer<F>,
-    found: &Found,
+    found: &Checkpoint,
     weights: &[f32],
 ) -> Result<(ReplicatedOptimizer<F>, bool), CheckpointError> {
     let world = found.manifest.world_size;
@@ -288,7 +288,7 @@ fn read_optimizer<F: Flat>(
 
 /// The average of the weights that a checkpoint has, by name.
 pub(in crate::train) fn read_average_of(
-    found: &Found,
+    found: &Checkpoint,
     layout: &TrainableLayout,
 ) -> Result<Vec<f32>, CheckpointError> {
     let world = found.manifest.world_size;
@@ -302,7 +302,7 @@ pub(in crate::train) fn read_average_of(
 }
 
 /// A checkpoint of another run or another data set would train on, and mean nothing.
-fn check_origin(found: &Found, spec: &RunSpec, fingerprint: &str) -> Result<(), CheckpointError> {
+fn check_origin(found: &Checkpoint, spec: &RunSpec, fingerprint: &str) -> Result<(), CheckpointError> {
     let foreign = |detail: String| CheckpointError::Foreign { path: found.path.clone(), detail };
     let manifest = &found.manifest;
     let is_ours = manifest.spec_digest == document::digest(spec)
@@ -322,7 +322,7 @@ fn check_origin(found: &Found, spec: &RunSpec, fingerprint: &str) -> Result<(), 
 }
 
 /// An optimizer's state that cannot be taken over, by the file that has it.
-fn unusable(found: &Found, error: &StateError) -> CheckpointError {
+fn unusable(found: &Checkpoint, error: &StateError) -> CheckpointError {
     let file = |rank| found.path.join(optimizer_file(rank as u32, found.manifest.world_size));
     let path = error.file().map_or(found.path.clone(), file);
     let remedy = format!(
@@ -333,7 +333,7 @@ fn unusable(found: &Found, error: &StateError) -> CheckpointError {
 }
 
 /// Opens a file of a checkpoint that is what was written, with time to read it.
-fn open(found: &Found, name: &str) -> Result<OpenFile, CheckpointError> {
+fn open(found: &Checkpoint, name: &str) -> Result<OpenFile, CheckpointError> {
     let path = found.verified(name)?;
     let file = OpenFile::open(&path).map_err(io_error("read", &path))?;
     pulse::allow(file.size());
@@ -342,7 +342,7 @@ fn open(found: &Found, name: &str) -> Result<OpenFile, CheckpointError> {
 
 /// Reads the flat values of a checkpoint back, constants behind them, by name, each into its place.
 pub(in crate::train) fn read_trainables(
-    found: &Found,
+    found: &Checkpoint,
     layout: &TrainableLayout,
 ) -> Result<Vec<f32>, CheckpointError> {
     let path = found.path.join(TRAINABLES);

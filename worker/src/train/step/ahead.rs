@@ -9,7 +9,7 @@ use coxswain_nn::kernels::Tape;
 use coxswain_proto::{ids::Step, limits::LEASE_STEPS};
 
 use crate::train::{Claim, Features, TrainError, Workbench};
-use crate::{feeder::StepRequest, link::Leased};
+use crate::{feeder::StepRequest, link::StepShare};
 
 /// Steps whose samples are requested ahead of the one that runs, so that data threads never wait for a lease.
 /// More where an encoder batch reaches further.
@@ -60,7 +60,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
     }
 
     /// Leases the next step, after what has to be known for that.
-    fn lease_next(&mut self, samples: u64) -> Result<Leased, TrainError> {
+    fn lease_next(&mut self, samples: u64) -> Result<StepShare, TrainError> {
         self.with_features(|features, desk| features.measure_before(desk))?;
         let leased = self.members.link.lease(self.next, samples)?;
         self.with_features(|features, desk| features.enter_cache_phase(desk, &leased.cache_phase))?;

@@ -6,7 +6,7 @@ use coxswain_proto::{ids::Step, report::SkipCause};
 use coxswain_task::{Batch, MicroLoss, Pass, StageClock};
 
 use super::{
-    tally::{Norms, Spent},
+    tally::{Norms, TimeBreakdown},
     vote::{Lookout, Verdict},
 };
 use crate::train::{Learner, TrainError, Workbench};
@@ -25,7 +25,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
         lookout: Lookout,
         step: Step,
         micro_batch: &dyn Batch,
-        spent: &mut Spent,
+        spent: &mut TimeBreakdown,
     ) -> Result<MicroLoss, TrainError> {
         let does_not_fit = |source| TrainError::DoesNotFit { step, source };
         let attempt = Attempt {

@@ -6,7 +6,7 @@ use coxswain_proto::ids::{Rank, Step};
 
 use super::{transaction::Transaction, vote::Verdict};
 use crate::train::{Facts, Feed, Members, TrainError};
-use crate::{feeder::Prepared, link::Report, memory::Meter};
+use crate::{feeder::RowBatch, link::Report, memory::Meter};
 
 impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
     /// Half the micro-batch for this step and all later ones; the samples and the global batch stay. `own` is
@@ -79,7 +79,7 @@ impl Feed {
         self.halve(members, next, rank, &Smaller { why, meanwhile: "" })
     }
 
-    fn recut(&mut self, meter: &mut Meter, step: Step, last: Option<Prepared>) -> Result<(), TrainError> {
+    fn recut(&mut self, meter: &mut Meter, step: Step, last: Option<RowBatch>) -> Result<(), TrainError> {
         self.prefetch.replan(step, self.micro_batch, last)?;
         // Old and new rows were there side by side for a moment, which no step does: it is no reason to halve
         // again.

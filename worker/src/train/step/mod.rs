@@ -21,7 +21,7 @@ mod transaction;
 mod vote;
 
 pub(super) use self::{
-    tally::{Share, Spent},
+    tally::{Share, TimeBreakdown},
     transaction::Transaction,
-    vote::{Fared, Lookout, Verdict},
+    vote::{Lookout, Verdict, Vote},
 };

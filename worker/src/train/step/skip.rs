@@ -25,11 +25,11 @@ use coxswain_nn::kernels::{Tape, flat::Flat, free_broken_off};
 use coxswain_proto::{
     ids::{Rank, Step},
     limits::MAX_SKIPPED_SAMPLES,
-    report::{SkipCause, Skipped},
+    report::{Skip, SkipCause},
 };
 use coxswain_task::{Batch, MicroLoss, StageClock};
 
-use super::{tally::Doubted, transaction::Transaction};
+use super::{tally::NonFiniteNumbers, transaction::Transaction};
 use crate::train::{Learner, Members, TrainError};
 use crate::{
     link::{Phase, Report},
@@ -41,12 +41,12 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
     /// step is left out. `error` is what this rank has found itself; none where others have.
     pub(super) fn doubt(
         &mut self,
-        doubted: Doubted,
+        doubted: NonFiniteNumbers,
         error: Option<TrainError>,
-    ) -> Result<Option<Skipped>, TrainError> {
-        if let Some(Doubted { cause, .. }) = self.doubt {
+    ) -> Result<Option<Skip>, TrainError> {
+        if let Some(NonFiniteNumbers { cause, .. }) = self.doubt {
             let samples = self.blame(error.as_ref())?;
-            return Ok(Some(Skipped { cause, samples }));
+            return Ok(Some(Skip { cause, samples }));
         }
         let bench = &mut *self.bench;
         bench.require_sound()?;
@@ -103,7 +103,7 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
     }
 }
 
-impl Doubted {
+impl NonFiniteNumbers {
     /// The second attempt was well.
     pub(super) fn tell_cleared(self, step: Step, members: &mut Members) -> Result<(), TrainError> {
         let known = self.cause == SkipCause::Loss;

@@ -4,7 +4,7 @@ use coxswain_nn::{kernels::Tape, params::Group};
 use coxswain_proto::{
     cache_plan::CacheUse,
     ids::{Rank, Step},
-    report::{Merge, Metric, SkipCause, Skipped},
+    report::{Merge, Metric, Skip, SkipCause},
 };
 use coxswain_task::{Figures, StageTimes};
 
@@ -23,14 +23,14 @@ pub(in crate::train) struct Share {
 
 /// Where the time of a step went.
 #[derive(Debug, Default)]
-pub(in crate::train) struct Spent {
+pub(in crate::train) struct TimeBreakdown {
     pub times: StepTimes,
     pub stages: StageTimes,
     /// Of the newest attempt.
     pub figures: Figures,
 }
 
-impl Spent {
+impl TimeBreakdown {
     /// What there is to tell of a step that only names itself: every sink shows whatever stands here. Rank 0
     /// speaks for all where all know the same.
     pub fn metrics<B: Tape<Base = B>>(
@@ -58,7 +58,7 @@ impl Spent {
 
 /// Numbers of an attempt that were not finite.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Doubted {
+pub(super) struct NonFiniteNumbers {
     /// Which.
     pub cause: SkipCause,
     /// The first rank that had them; means nothing where only the norm over all ranks was not finite.
@@ -78,7 +78,7 @@ pub(super) struct StepEnding {
     /// Of nothing where it was left out.
     pub norms: Norms,
     /// Why all leave it out.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
     /// What broke after this rank had taken it.
     pub broken: Option<TrainError>,
 }

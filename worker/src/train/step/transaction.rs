@@ -28,18 +28,18 @@
 use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
-    report::{SkipCause, Skipped, Totals},
+    report::{Skip, SkipCause, Totals},
 };
 use coxswain_task::Figures;
 
 use super::{
-    tally::{Doubted, Share, Spent, StepEnding},
-    vote::{self, Ballot, Fared, Lookout, Verdict},
+    tally::{NonFiniteNumbers, Share, StepEnding, TimeBreakdown},
+    vote::{self, Ballot, Lookout, Verdict, Vote},
 };
-use crate::train::{Attempted, STEPS_OBSERVED, Suspicions, TrainError, Witness, Workbench, verify};
+use crate::train::{AttemptOutcome, STEPS_OBSERVED, Suspicions, TrainError, Witness, Workbench, verify};
 use crate::{
     clock,
-    feeder::Prepared,
+    feeder::RowBatch,
     link::{Commands, Phase, Report, StepReport},
 };
 
@@ -50,12 +50,12 @@ pub(in crate::train) struct Transaction<'t, 'a, B: Tape<Base = B>> {
     /// Sums of the newest attempt.
     share: Share,
     /// The micro-batch that ran last in it.
-    pub(super) last: Option<Prepared>,
+    pub(super) last: Option<RowBatch>,
     /// Attempts that were voted down.
     retries: u32,
-    pub(super) spent: Spent,
+    pub(super) spent: TimeBreakdown,
     /// An attempt had numbers that were not finite: which.
-    pub(super) doubt: Option<Doubted>,
+    pub(super) doubt: Option<NonFiniteNumbers>,
     /// Whose gradients were wrong, where the step was run by others, too.
     suspicions: Suspicions,
 }
@@ -69,7 +69,7 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
             share: Share::default(),
             last: None,
             retries: 0,
-            spent: Spent::default(),
+            spent: TimeBreakdown::default(),
             doubt: None,
             suspicions: Suspicions::default(),
         }
@@ -147,15 +147,15 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
         (self.share, self.last) = (Share::default(), None);
         let moved = self.suspicions.run_moved(self.bench, self.doubt.is_some())?;
         let (fared, own) = match self.accumulate() {
-            Ok(()) => (Fared::Ok, None),
-            Err(TrainError::CalledOff) => (Fared::GaveUp, None),
-            Err(own @ TrainError::DoesNotFit { .. }) => (Fared::OutOfMemory, Some(own)),
-            Err(own) if own.is_not_finite() => (Fared::NotFinite, Some(own)),
-            Err(own) => (Fared::Failed, Some(own)),
+            Ok(()) => (Vote::Ok, None),
+            Err(TrainError::CalledOff) => (Vote::GaveUp, None),
+            Err(own @ TrainError::DoesNotFit { .. }) => (Vote::OutOfMemory, Some(own)),
+            Err(own) if own.is_not_finite() => (Vote::NotFinite, Some(own)),
+            Err(own) => (Vote::Failed, Some(own)),
         };
         let verdict = self.vote(fared)?;
         let bench = &mut *self.bench;
-        if verdict.fared.0 == Fared::Ok && verify::is_due(bench.run.spec, step) {
+        if verdict.fared.0 == Vote::Ok && verify::is_due(bench.run.spec, step) {
             verify::compare(
                 step,
                 &bench.run,
@@ -165,7 +165,7 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
             )?;
         }
         if let Some(moved) = moved {
-            let attempted = Attempted { moved, share: &self.share, fared, verdict: &verdict };
+            let attempted = AttemptOutcome { moved, share: &self.share, fared, verdict: &verdict };
             if self.suspicions.compare(bench, &attempted)? {
                 self.recut()?;
                 return Ok(None);
@@ -173,33 +173,33 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
         }
         let spike = verdict.judge_spike(bench)?;
         let skipped = match (verdict.fared, own) {
-            ((Fared::Ok, _), _) if bench.run.leaves_out(step) => {
-                Some(Skipped { cause: SkipCause::Asked, samples: Vec::new() })
+            ((Vote::Ok, _), _) if bench.run.leaves_out(step) => {
+                Some(Skip { cause: SkipCause::Asked, samples: Vec::new() })
             }
-            ((Fared::Ok, _), _) if spike.is_some() => spike,
-            ((Fared::Ok, _), _) => match bench.commit(&verdict, &mut self.spent.times) {
+            ((Vote::Ok, _), _) if spike.is_some() => spike,
+            ((Vote::Ok, _), _) => match bench.commit(&verdict, &mut self.spent.times) {
                 Err(error) if error.is_not_finite() && bench.learner.may_lower_loss_scale() => {
-                    Some(Skipped { cause: SkipCause::Overflow, samples: Vec::new() })
+                    Some(Skip { cause: SkipCause::Overflow, samples: Vec::new() })
                 }
                 Err(error) if error.is_not_finite() => {
-                    self.doubt(Doubted { cause: SkipCause::Gradient, rank: Rank(0) }, Some(error))?
+                    self.doubt(NonFiniteNumbers { cause: SkipCause::Gradient, rank: Rank(0) }, Some(error))?
                 }
                 taken => {
                     let (norms, broken) = taken?;
                     return Ok(Some(StepEnding { verdict, norms, skipped: None, broken }));
                 }
             },
-            ((Fared::NotFinite, rank), own) => {
+            ((Vote::NotFinite, rank), own) => {
                 let error = own.filter(TrainError::is_not_finite);
-                self.doubt(Doubted { cause: SkipCause::Loss, rank }, error)?
+                self.doubt(NonFiniteNumbers { cause: SkipCause::Loss, rank }, error)?
             }
-            ((Fared::OutOfMemory, _), own) => {
+            ((Vote::OutOfMemory, _), own) => {
                 self.shrink(&verdict, own)?;
                 None
             }
             // What does not fit or is not finite may be well when it is tried again, without the rank or the
             // sample that failed. And a rank gives up only for another one that says what went wrong there.
-            ((Fared::Failed | Fared::GaveUp, rank), own) => {
+            ((Vote::Failed | Vote::GaveUp, rank), own) => {
                 let own =
                     own.filter(|own| !own.is_not_finite() && !matches!(own, TrainError::DoesNotFit { .. }));
                 return Err(own.unwrap_or(TrainError::PeerFailed(rank)));
@@ -267,7 +267,7 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
     }
 
     /// What this rank has come to becomes a ballot.
-    fn vote(&mut self, fared: Fared) -> Result<Verdict, TrainError> {
+    fn vote(&mut self, fared: Vote) -> Result<Verdict, TrainError> {
         let (step, bench) = (self.step, &mut *self.bench);
         bench.enter(Phase::Communication, step)?;
         let voting = clock::now();

@@ -25,13 +25,13 @@
 use coxswain_proto::ids::Rank;
 
 use crate::{
-    collective::{Ahead, Buf, BufMut, Collective, CollectiveError},
+    collective::{Buf, BufMut, Collective, CollectiveError, GatherPeek},
     link::Commands,
 };
 
 /// How a rank's micro-batches ended, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fared {
+pub enum Vote {
     /// Gradients are summed up and finite as far as this rank can tell.
     Ok,
     /// Another rank's attempt was lost, so this one's was given up.
@@ -44,7 +44,7 @@ pub enum Fared {
     Failed,
 }
 
-impl Fared {
+impl Vote {
     const ALL: [Self; 5] = [Self::Ok, Self::GaveUp, Self::NotFinite, Self::OutOfMemory, Self::Failed];
 
     fn code(self) -> f64 {
@@ -60,7 +60,7 @@ impl Fared {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ballot {
     /// How its micro-batches ended.
-    pub fared: Fared,
+    pub fared: Vote,
     /// What its session was asked for so far.
     pub commands: Commands,
     /// Sum of losses over its valid elements.
@@ -78,7 +78,7 @@ pub struct Ballot {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// The worst that befell any rank, and the first rank it befell.
-    pub fared: (Fared, Rank),
+    pub fared: (Vote, Rank),
     /// Ranks that gave their attempt up.
     pub gave_up: u32,
     /// The union of all ranks' commands.
@@ -130,7 +130,7 @@ pub fn cast(ballot: &Ballot, comm: &mut dyn Collective) -> Result<Verdict, Colle
 }
 
 /// Looks out for ballots of others while this rank is still at its micro-batches.
-pub struct Lookout(Option<Ahead>);
+pub struct Lookout(Option<GatherPeek>);
 
 impl Lookout {
     /// For the next vote of these ranks.
@@ -146,14 +146,14 @@ impl Lookout {
     /// Whether a ballot has come that says of its rank's attempt that it is lost. Then this step is not
     /// committed, whatever this rank does.
     pub fn sees_loss(&self) -> bool {
-        let lost = |(_, ballot): &(Rank, Vec<f64>)| Fared::of_code(ballot[0]) != Fared::Ok;
+        let lost = |(_, ballot): &(Rank, Vec<f64>)| Vote::of_code(ballot[0]) != Vote::Ok;
         self.0.as_ref().is_some_and(|ahead| ahead.shares().iter().any(lost))
     }
 }
 
 fn count(ballots: &[f64]) -> Verdict {
     let mut verdict = Verdict {
-        fared: (Fared::Ok, Rank(0)),
+        fared: (Vote::Ok, Rank(0)),
         gave_up: 0,
         commands: Commands::default(),
         loss_sum: 0.0,
@@ -162,8 +162,8 @@ fn count(ballots: &[f64]) -> Verdict {
         spike_limit: (0, f64::INFINITY),
     };
     for (rank, ballot) in ballots.chunks_exact(FIELDS).enumerate() {
-        let fared = Fared::of_code(ballot[0]);
-        verdict.gave_up += u32::from(fared == Fared::GaveUp);
+        let fared = Vote::of_code(ballot[0]);
+        verdict.gave_up += u32::from(fared == Vote::GaveUp);
         if fared > verdict.fared.0 {
             verdict.fared = (fared, Rank(rank as u32));
         }
@@ -200,7 +200,7 @@ mod tests {
         memory::{self, Unfinished},
     };
 
-    fn ballot(fared: Fared) -> Ballot {
+    fn ballot(fared: Vote) -> Ballot {
         let (commands, spike_limit) = (Commands::default(), (0, f64::INFINITY));
         Ballot { fared, commands, loss_sum: 1.5, valid_count: 2.0, pressed: false, spike_limit }
     }
@@ -211,34 +211,34 @@ mod tests {
 
     #[test]
     fn one_rank_out_of_memory_is_every_ranks_business() {
-        let verdict = count_all(&[ballot(Fared::Ok), ballot(Fared::OutOfMemory), ballot(Fared::Ok)]);
-        assert_eq!(verdict.fared, (Fared::OutOfMemory, Rank(1)));
+        let verdict = count_all(&[ballot(Vote::Ok), ballot(Vote::OutOfMemory), ballot(Vote::Ok)]);
+        assert_eq!(verdict.fared, (Vote::OutOfMemory, Rank(1)));
     }
 
     #[test]
     fn who_gave_up_is_counted_and_is_not_the_cause() {
-        let gave_up = ballot(Fared::GaveUp);
-        let verdict = count_all(&[gave_up, gave_up, ballot(Fared::OutOfMemory), ballot(Fared::Ok)]);
-        assert_eq!((verdict.fared, verdict.gave_up), ((Fared::OutOfMemory, Rank(2)), 2));
+        let gave_up = ballot(Vote::GaveUp);
+        let verdict = count_all(&[gave_up, gave_up, ballot(Vote::OutOfMemory), ballot(Vote::Ok)]);
+        assert_eq!((verdict.fared, verdict.gave_up), ((Vote::OutOfMemory, Rank(2)), 2));
     }
 
     #[test]
     fn an_out_of_memory_outweighs_a_number_and_a_number_those_that_gave_up() {
-        let verdict = count_all(&[ballot(Fared::NotFinite), ballot(Fared::OutOfMemory)]);
-        assert_eq!(verdict.fared, (Fared::OutOfMemory, Rank(1)));
-        let verdict = count_all(&[ballot(Fared::GaveUp), ballot(Fared::NotFinite), ballot(Fared::Ok)]);
-        assert_eq!((verdict.fared, verdict.gave_up), ((Fared::NotFinite, Rank(1)), 1));
+        let verdict = count_all(&[ballot(Vote::NotFinite), ballot(Vote::OutOfMemory)]);
+        assert_eq!(verdict.fared, (Vote::OutOfMemory, Rank(1)));
+        let verdict = count_all(&[ballot(Vote::GaveUp), ballot(Vote::NotFinite), ballot(Vote::Ok)]);
+        assert_eq!((verdict.fared, verdict.gave_up), ((Vote::NotFinite, Rank(1)), 1));
     }
 
     #[test]
     fn a_failure_outweighs_an_out_of_memory() {
-        let verdict = count_all(&[ballot(Fared::OutOfMemory), ballot(Fared::Failed)]);
-        assert_eq!(verdict.fared, (Fared::Failed, Rank(1)));
+        let verdict = count_all(&[ballot(Vote::OutOfMemory), ballot(Vote::Failed)]);
+        assert_eq!(verdict.fared, (Vote::Failed, Rank(1)));
     }
 
     #[test]
     fn a_command_that_reached_one_rank_counts_for_all() {
-        let mut second = ballot(Fared::Ok);
+        let mut second = ballot(Vote::Ok);
         second.commands = Commands {
             pause: true,
             checkpoints: 3,
@@ -248,23 +248,23 @@ mod tests {
             regroup: true,
             hand_over: true,
         };
-        let verdict = count_all(&[ballot(Fared::Ok), second]);
+        let verdict = count_all(&[ballot(Vote::Ok), second]);
         assert_eq!(verdict.commands, second.commands);
         assert_eq!((verdict.loss_sum, verdict.valid_count), (3.0, 4.0));
     }
 
     #[test]
     fn a_rank_that_came_later_does_not_say_what_is_far() {
-        let of = |spike_limit| Ballot { spike_limit, ..ballot(Fared::Ok) };
+        let of = |spike_limit| Ballot { spike_limit, ..ballot(Vote::Ok) };
         assert_eq!(count_all(&[of((3, 9.0)), of((64, 2.0)), of((64, 2.5))]).spike_limit, (64, 2.0));
-        assert_eq!(count_all(&[ballot(Fared::Ok)]).spike_limit, (0, f64::INFINITY));
+        assert_eq!(count_all(&[ballot(Vote::Ok)]).spike_limit, (0, f64::INFINITY));
     }
 
     #[test]
     fn the_first_rank_that_is_swapped_out_is_named() {
-        let pressed = Ballot { pressed: true, ..ballot(Fared::Ok) };
-        assert_eq!(count_all(&[ballot(Fared::Ok), pressed, pressed]).pressed, Some(Rank(1)));
-        assert_eq!(count_all(&[ballot(Fared::Ok)]).pressed, None);
+        let pressed = Ballot { pressed: true, ..ballot(Vote::Ok) };
+        assert_eq!(count_all(&[ballot(Vote::Ok), pressed, pressed]).pressed, Some(Rank(1)));
+        assert_eq!(count_all(&[ballot(Vote::Ok)]).pressed, None);
     }
 
     /// Layers of an attempt that only another rank's ballot ends.
@@ -273,7 +273,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     /// One attempt of a rank, and its vote. Returns the layers that it has run, and the verdict.
-    fn attempt(comm: &mut dyn Collective, own: Fared, layers: usize) -> (usize, Verdict) {
+    fn attempt(comm: &mut dyn Collective, own: Vote, layers: usize) -> (usize, Verdict) {
         let (lookout, run, deadline) = (Lookout::of(comm), Cell::new(0), Instant::now() + PATIENCE);
         let work = || {
             for _ in 0..layers {
@@ -285,7 +285,7 @@ mod tests {
         };
         let fared = match memory::guarded_unless(move || lookout.sees_loss(), work) {
             Ok(()) => own,
-            Err(Unfinished::CalledOff) => Fared::GaveUp,
+            Err(Unfinished::CalledOff) => Vote::GaveUp,
             Err(Unfinished::OutOfMemory(overrun)) => panic!("nothing bounds this: {overrun:?}"),
         };
         (run.get(), cast(&ballot(fared), comm).expect("all ranks vote"))
@@ -309,19 +309,15 @@ mod tests {
             let seen = on_four_ranks(shared_memory, |comm| {
                 let lost = comm.rank() == Rank(2);
                 let first = match lost {
-                    true => attempt(comm, Fared::OutOfMemory, 3),
-                    false => attempt(comm, Fared::Ok, ENDLESS),
+                    true => attempt(comm, Vote::OutOfMemory, 3),
+                    false => attempt(comm, Vote::Ok, ENDLESS),
                 };
-                (first, attempt(comm, Fared::Ok, 5))
+                (first, attempt(comm, Vote::Ok, 5))
             });
             for (rank, ((layers, verdict), (again, second))) in seen.into_iter().enumerate() {
                 assert!(rank != 2 || layers == 3, "rank {rank}: {layers}");
-                assert_eq!((verdict.fared, verdict.gave_up), ((Fared::OutOfMemory, Rank(2)), 3));
-                assert_eq!(
-                    (again, second.fared, second.gave_up),
-                    (5, (Fared::Ok, Rank(0)), 0),
-                    "rank {rank}"
-                );
+                assert_eq!((verdict.fared, verdict.gave_up), ((Vote::OutOfMemory, Rank(2)), 3));
+                assert_eq!((again, second.fared, second.gave_up), (5, (Vote::Ok, Rank(0)), 0), "rank {rank}");
             }
         }
     }
@@ -330,7 +326,7 @@ mod tests {
     fn ballots_of_ranks_that_are_well_end_nobodys_attempt() {
         let seen = on_four_ranks(true, |comm| {
             if comm.rank() != Rank(0) {
-                return attempt(comm, Fared::Ok, 3);
+                return attempt(comm, Vote::Ok, 3);
             }
             // It begins when the others have voted.
             let ahead = comm.ahead(FIELDS * 4).expect("a ring shows what has come");
@@ -339,10 +335,10 @@ mod tests {
                 assert!(Instant::now() < deadline, "{:?} is all that has come", ahead.shares());
                 thread::yield_now();
             }
-            attempt(comm, Fared::Ok, 50)
+            attempt(comm, Vote::Ok, 50)
         });
         assert_eq!(seen.iter().map(|(layers, _)| *layers).collect::<Vec<_>>(), [50, 3, 3, 3]);
-        assert!(seen.iter().all(|(_, verdict)| verdict.fared.0 == Fared::Ok && verdict.gave_up == 0));
+        assert!(seen.iter().all(|(_, verdict)| verdict.fared.0 == Vote::Ok && verdict.gave_up == 0));
     }
 
     #[test]

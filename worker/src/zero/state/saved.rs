@@ -132,7 +132,7 @@ pub(super) fn check_coverage<'a>(
 
 /// How far the run of a state had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reached {
+pub(super) struct SavedProgress {
     pub steps: u64,
     /// Of these, steps that were left out.
     pub skipped: u64,
@@ -141,11 +141,11 @@ pub(super) struct Reached {
 }
 
 /// How far the run had come; its files; what is in them.
-pub(super) type State<'a, S> = (Reached, Files<&'a S>, Vec<SavedPiece<'a>>);
+pub(super) type State<'a, S> = (SavedProgress, Files<&'a S>, Vec<SavedPiece<'a>>);
 
 /// What becomes of tensors of other kinds than those that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Others {
+pub(super) enum OtherKinds {
     /// They are an error.
     Refused,
     /// They are not looked at.
@@ -157,10 +157,10 @@ pub(super) fn read_files<'a, S: ReadAt>(
     files: &'a [S],
     layout: &'a TrainableLayout,
     kinds: &[StateBuffer],
-    others: Others,
+    others: OtherKinds,
 ) -> Result<State<'a, S>, StateError> {
     let params: HashMap<&str, &ParamSpec> = layout.params().iter().map(|p| (p.name.as_str(), p)).collect();
-    let expected = Expected { params, kinds, others };
+    let expected = ExpectedTensors { params, kinds, others };
     let (mut steps, mut read, mut pieces) = (None, Vec::new(), Vec::new());
     for (file, source) in files.iter().enumerate() {
         if source.size() == 0 {
@@ -181,19 +181,19 @@ pub(super) fn read_files<'a, S: ReadAt>(
 }
 
 /// What tensors of a file may be.
-pub(super) struct Expected<'a, 'k> {
+pub(super) struct ExpectedTensors<'a, 'k> {
     params: HashMap<&'a str, &'a ParamSpec>,
     kinds: &'k [StateBuffer],
-    others: Others,
+    others: OtherKinds,
 }
 
 /// Finds one file's tensors; returns how far its run had come.
 pub(super) fn read_header<'a, S: ReadAt>(
     file: usize,
     opened: &TensorFile<S>,
-    expected: &Expected<'a, '_>,
+    expected: &ExpectedTensors<'a, '_>,
     pieces: &mut Vec<SavedPiece<'a>>,
-) -> Result<Reached, StateError> {
+) -> Result<SavedProgress, StateError> {
     let unreadable = |detail: String| StateError::Unreadable { file, detail };
     let entry = |key: &str| opened.metadata().metadata().as_ref().and_then(|entry| entry.get(key));
     if entry("format").map(String::as_str) != Some(FORMAT) {
@@ -207,8 +207,8 @@ pub(super) fn read_header<'a, S: ReadAt>(
         let error = |detail: String| StateError::Tensor { file, tensor: tensor.clone(), detail };
         let Some((kind, name, begin)) = parse_name(&tensor, expected.kinds) else {
             match expected.others {
-                Others::PassedOver => continue,
-                Others::Refused => return Err(error("this run's optimizer keeps no such state".into())),
+                OtherKinds::PassedOver => continue,
+                OtherKinds::Refused => return Err(error("this run's optimizer keeps no such state".into())),
             }
         };
         let param = *expected.params.get(name).ok_or_else(|| {
@@ -240,7 +240,7 @@ pub(super) fn read_header<'a, S: ReadAt>(
             Some(state.ok_or_else(|| unreadable("its metadata has no valid loss scale".into()))?)
         }
     };
-    Ok(Reached { steps, skipped, loss_scale })
+    Ok(SavedProgress { steps, skipped, loss_scale })
 }
 
 /// `<buffer>.<parameter>[<begin>..]` into its parts.

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use coxswain_data::lerobot::{Catalog, stats::Stats};
-use coxswain_survey::{Filled, Job, fill};
+use coxswain_survey::{Job, StatsOutcome, fill};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -11,7 +11,7 @@ use crate::sets::{copied, edit, read, recording, repository, with_videos};
 
 const CAMERA: &str = "observation.images.corner2";
 
-fn filled(dir: &Path, anew: bool, force: bool) -> Option<Filled> {
+fn filled(dir: &Path, anew: bool, force: bool) -> Option<StatsOutcome> {
     fill(&Job { dir, anew, force, progress: &|_, _| {} }).unwrap()
 }
 

@@ -41,8 +41,8 @@ fn convert(results: &Path, files: &[PathBuf], out: &Path) -> Result<Vec<Vec<Path
 }
 
 /// The results of a run that has not trained.
-fn results(dir: &Path) -> (Untrained, PathBuf) {
-    let (untrained, results) = (Untrained::new(&[]), dir.join("run"));
+fn results(dir: &Path) -> (UntrainedSeparator, PathBuf) {
+    let (untrained, results) = (UntrainedSeparator::new(&[]), dir.join("run"));
     fs::create_dir(&results).expect("a folder");
     let layout = untrained.trainables.layout();
     let values = layout.initial_values(spec(&[]).run.seed);

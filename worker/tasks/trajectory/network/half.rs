@@ -7,7 +7,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, Trainables},
     recompute::{
         Retention, Tower, Trace,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 use coxswain_proto::run_spec::Recompute;
@@ -37,15 +37,15 @@ pub struct HalfRun<'a, B: Tape<Base = B>> {
 /// What a forward pass kept of a half.
 pub enum HalfTrace<'a, B: Tape<Base = B>> {
     /// Of linear layers.
-    Mlp(Kept<'a, B>),
+    Mlp(KeptSegment<'a, B>),
     /// Of first part, blocks, last part.
-    Transformer(Box<(Kept<'a, B>, Trace<'a, B>, Kept<'a, B>)>),
+    Transformer(Box<(KeptSegment<'a, B>, Trace<'a, B>, KeptSegment<'a, B>)>),
 }
 
 /// What is kept of a segment: its graph, or its input to run it again.
-pub enum Kept<'a, B: Tape<Base = B>> {
+pub enum KeptSegment<'a, B: Tape<Base = B>> {
     /// The graph.
-    Graph(Recorded<'a, B>),
+    Graph(RecordedSegment<'a, B>),
     /// The input.
     Input(Input<B>),
 }
@@ -123,27 +123,27 @@ impl TransformerHalf {
 }
 
 impl<'a, B: Tape<Base = B>> HalfRun<'a, B> {
-    fn keep(&self, segment: &impl Segment<B>, input: Input<B>) -> (Tensor<B, 2>, Kept<'a, B>) {
+    fn keep(&self, segment: &impl Segment<B>, input: Input<B>) -> (Tensor<B, 2>, KeptSegment<'a, B>) {
         memory::check();
         if self.recompute == Recompute::None {
-            let graph = Recorded::run(segment, self.trainables, vec![input]);
-            return (graph.output(), Kept::Graph(graph));
+            let graph = RecordedSegment::run(segment, self.trainables, vec![input]);
+            return (graph.output(), KeptSegment::Graph(graph));
         }
         let params = ParamScope::<B>::frozen(self.trainables);
-        (segment.run(&params, std::slice::from_ref(&input.value)), Kept::Input(input))
+        (segment.run(&params, std::slice::from_ref(&input.value)), KeptSegment::Input(input))
     }
 
     fn back(
         &self,
         segment: &impl Segment<B>,
-        kept: Kept<'a, B>,
+        kept: KeptSegment<'a, B>,
         dy_no: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) -> Option<Tensor<B, 2>> {
         memory::check();
         let graph = match kept {
-            Kept::Graph(graph) => graph,
-            Kept::Input(input) => Recorded::run(segment, self.trainables, vec![input]),
+            KeptSegment::Graph(graph) => graph,
+            KeptSegment::Input(input) => RecordedSegment::run(segment, self.trainables, vec![input]),
         };
         graph.backward(dy_no, grads).pop().flatten()
     }

@@ -162,7 +162,7 @@ pub enum Transform {
 
 /// A transform, and how often it is drawn beside the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weighted {
+pub struct WeightedTransform {
     /// How often.
     pub weight: f64,
     /// What.
@@ -202,13 +202,13 @@ impl Transforms {
     }
 
     /// Those that are given, in the order in which they are applied.
-    pub fn weighted(&self) -> Vec<Weighted> {
+    pub fn weighted(&self) -> Vec<WeightedTransform> {
         self.named().into_iter().map(|(_, weighted)| weighted).collect()
     }
 
-    fn named(&self) -> Vec<(&'static str, Weighted)> {
-        type Made = fn([f64; 2]) -> Transform;
-        let jitters: [(_, _, Made, _); 5] = [
+    fn named(&self) -> Vec<(&'static str, WeightedTransform)> {
+        type TransformMaker = fn([f64; 2]) -> Transform;
+        let jitters: [(_, _, TransformMaker, _); 5] = [
             ("brightness", self.brightness, Transform::Brightness, [0.8, 1.2]),
             ("contrast", self.contrast, Transform::Contrast, [0.8, 1.2]),
             ("saturation", self.saturation, Transform::Saturation, [0.5, 1.5]),
@@ -217,13 +217,15 @@ impl Transforms {
         ];
         let jitters = jitters.into_iter().filter_map(|(name, jitter, made, own)| {
             let Jitter { weight, range } = jitter?;
-            Some((name, Weighted { weight, transform: made(range.unwrap_or(own)) }))
+            Some((name, WeightedTransform { weight, transform: made(range.unwrap_or(own)) }))
         });
         let others = [
-            self.affine.map(|a| ("affine", Weighted { weight: a.weight, transform: Transform::Affine(a) })),
-            self.crop.map(|c| ("crop", Weighted { weight: c.weight, transform: Transform::Crop(c) })),
+            self.affine
+                .map(|a| ("affine", WeightedTransform { weight: a.weight, transform: Transform::Affine(a) })),
+            self.crop
+                .map(|c| ("crop", WeightedTransform { weight: c.weight, transform: Transform::Crop(c) })),
             self.resized_crop.map(|c| {
-                ("resized_crop", Weighted { weight: c.weight, transform: Transform::ResizedCrop(c) })
+                ("resized_crop", WeightedTransform { weight: c.weight, transform: Transform::ResizedCrop(c) })
             }),
         ];
         jitters.chain(others.into_iter().flatten()).collect()
@@ -238,7 +240,7 @@ impl Transforms {
             "names no transform that could be drawn",
             "name one with a weight above 0, for instance `brightness: {}`, or use `data.augmentation: lerobot` or `off`",
         );
-        for (name, Weighted { weight, transform }) in named {
+        for (name, WeightedTransform { weight, transform }) in named {
             let path = |field: &str| format!("{PATH}.{name}.{field}");
             let legal = weight.is_finite() && weight >= 0.0;
             f.in_range(&path("weight"), weight, legal, "a finite number of at least 0");

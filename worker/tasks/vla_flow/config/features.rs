@@ -100,7 +100,7 @@ impl From<&str> for SensorFeature {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Windowed {
+struct WindowedFeature {
     key: String,
     window: usize,
 }
@@ -109,7 +109,7 @@ impl Serialize for SensorFeature {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.window {
             None => serializer.serialize_str(&self.key),
-            Some(window) => Windowed { key: self.key.clone(), window }.serialize(serializer),
+            Some(window) => WindowedFeature { key: self.key.clone(), window }.serialize(serializer),
         }
     }
 }
@@ -130,8 +130,8 @@ impl<'de> Deserialize<'de> for SensorFeature {
             }
 
             fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<SensorFeature, A::Error> {
-                let Windowed { key, window } =
-                    Windowed::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let WindowedFeature { key, window } =
+                    WindowedFeature::deserialize(de::value::MapAccessDeserializer::new(map))?;
                 Ok(SensorFeature { key, window: Some(window) })
             }
         }

@@ -16,7 +16,9 @@ mod tests;
 mod trainables;
 
 pub use self::{
-    augmentation::{Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, Weighted},
+    augmentation::{
+        Affine, Augmentation, Crop, Jitter, ResizedCrop, Transform, Transforms, WeightedTransform,
+    },
     data::{Data, DataSet, Normalization},
     features::{FeatureList, SensorFeature},
     observation::Observation,

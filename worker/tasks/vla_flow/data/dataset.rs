@@ -34,7 +34,7 @@ use coxswain_nn::kernels::sizes::Sizes;
 
 use super::{
     batch::SampleDims,
-    deltas::{LearnedActions, Recorded},
+    deltas::{LearnedActions, RecordedNumbers},
     numeric::Numeric,
     opening::check_files,
     recipe::Recipe,
@@ -49,12 +49,12 @@ const FILES_CHECKED_AT_OPEN: usize = 64;
 pub(super) struct Camera {
     pub(super) name: String,
     pub(super) size: (usize, usize),
-    pub(super) stored: Stored,
+    pub(super) stored: FrameStorage,
 }
 
 /// How a camera's frames are stored.
 #[derive(Clone, Copy)]
-pub(super) enum Stored {
+pub(super) enum FrameStorage {
     /// Encoded one by one, in this camera column of the data files.
     Images(usize),
     /// As this camera of the videos.
@@ -148,7 +148,7 @@ impl Dataset {
         };
         check(&dataset)?;
         let Self { catalog, rows, state, action, recipe, settings, .. } = &dataset;
-        let recorded = Recorded { catalog, rows, state, action, run: Path::new(&spec.run.output_dir) };
+        let recorded = RecordedNumbers { catalog, rows, state, action, run: Path::new(&spec.run.output_dir) };
         if let Some(LearnedActions { normalizer, stats }) =
             recorded.learned(&recipe.deltas, &settings.data)?
         {
@@ -320,8 +320,8 @@ fn check(dataset: &Dataset) -> Result<(), DataError> {
     }
     check_files(&dataset.catalog, &dataset.rows, &dataset.frames, &dataset.selection, FILES_CHECKED_AT_OPEN)?;
     let checked = dataset.cameras.iter().try_for_each(|camera| match camera.stored {
-        Stored::Images(column) => check_images(dataset, camera, column),
-        Stored::Video(_) => Ok(()),
+        FrameStorage::Images(column) => check_images(dataset, camera, column),
+        FrameStorage::Video(_) => Ok(()),
     });
     // An opened data set holds its metadata, and windows only of what is read next.
     dataset.rows.forget();
@@ -373,10 +373,10 @@ impl<'a> Cameras<'a> {
             let size = camera_size(info, name)?;
             let stored = if info.feature(name).is_some_and(Feature::is_video) {
                 of.videos.push(name.as_str());
-                Stored::Video(of.videos.len() - 1)
+                FrameStorage::Video(of.videos.len() - 1)
             } else {
                 of.images.push(name.clone());
-                Stored::Images(of.images.len() - 1)
+                FrameStorage::Images(of.images.len() - 1)
             };
             of.cameras.push(Camera { name: name.clone(), size, stored });
         }

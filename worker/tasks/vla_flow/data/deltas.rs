@@ -64,7 +64,7 @@ impl DeltaActions {
 }
 
 /// Where numbers of a data set are read for statistics.
-pub(super) struct Recorded<'a> {
+pub(super) struct RecordedNumbers<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) rows: &'a RowStore,
     pub(super) state: &'a Numeric,
@@ -79,7 +79,7 @@ pub(super) struct LearnedActions {
     pub(super) stats: FeatureStats,
 }
 
-impl Recorded<'_> {
+impl RecordedNumbers<'_> {
     /// Where some dimensions are differences, how they are normalised; none where the data set's own
     /// statistics do, or none are needed.
     pub(super) fn learned(

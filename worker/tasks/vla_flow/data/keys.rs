@@ -37,7 +37,7 @@ use std::{
     },
 };
 
-use super::dataset::{Dataset, Stored};
+use super::dataset::{Dataset, FrameStorage};
 use coxswain_data::{
     DataError,
     lerobot::{
@@ -153,14 +153,14 @@ impl Dataset {
             let row = episode.first_row + frame;
             for camera in &self.cameras {
                 images.push(match camera.stored {
-                    Stored::Images(column) => {
+                    FrameStorage::Images(column) => {
                         let block = read(row, Part::Camera(column))?;
                         let encoded = block.image(row);
                         let encoded =
                             encoded.ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?;
                         Digest::of_image(encoded)
                     }
-                    Stored::Video(video) => {
+                    FrameStorage::Video(video) => {
                         let (path, from) = self.frames.place(&self.catalog, video, number)?;
                         let file = Digest::of_file(&path).map_err(DataError::io(&path, "read"))?;
                         of_frame(&file, from, frame)
@@ -190,8 +190,8 @@ impl Dataset {
     fn remembered(&self, memo: &Memo, root: &Path) -> (Tables, Vec<Task>) {
         let mut columns = vec![(TASKS, Part::Numbers)];
         columns.extend(self.cameras.iter().filter_map(|camera| match camera.stored {
-            Stored::Images(column) => Some((camera.name.as_str(), Part::Camera(column))),
-            Stored::Video(_) => None,
+            FrameStorage::Images(column) => Some((camera.name.as_str(), Part::Camera(column))),
+            FrameStorage::Video(_) => None,
         }));
         let mut all = Vec::new();
         for (file, entry) in (0..).zip(&self.catalog.episodes.files) {
@@ -239,8 +239,10 @@ impl Dataset {
     /// The run's cameras that are stored as video, with their files.
     fn video_tables(&self) -> impl Iterator<Item = (&str, &VideoTable)> {
         self.cameras.iter().filter_map(|camera| match camera.stored {
-            Stored::Images(_) => None,
-            Stored::Video(video) => Some((camera.name.as_str(), self.frames.table(&self.catalog, video))),
+            FrameStorage::Images(_) => None,
+            FrameStorage::Video(video) => {
+                Some((camera.name.as_str(), self.frames.table(&self.catalog, video)))
+            }
         })
     }
 
@@ -318,8 +320,8 @@ impl Dataset {
             let column = |name: &str| tables.get(&(episode.file, name.to_owned()));
             let cameras: Option<Vec<Pictures<'_>>> = (self.cameras.iter())
                 .map(|camera| match camera.stored {
-                    Stored::Images(_) => Some(Pictures::Images(column(&camera.name)?)),
-                    Stored::Video(video) => {
+                    FrameStorage::Images(_) => Some(Pictures::Images(column(&camera.name)?)),
+                    FrameStorage::Video(video) => {
                         let Span { file, from } = self.frames.table(&self.catalog, video).span(number)?;
                         let digest = tables.get(&(file, camera.name.clone()))?.first()?;
                         Some(Pictures::Video { digest: there(digest)?, from })

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-use coxswain_data::{DataError, Fingerprint, TrainingSamples, Weighted, taken};
+use coxswain_data::{DataError, Fingerprint, TrainingSamples, WeightedDataset, taken};
 use coxswain_feature_store::{SampleKey, Store, StoreError};
 use coxswain_models::{Shelf, pretrained::pictures::Rgb};
 use coxswain_nn::kernels::sizes::Sizes;
@@ -355,8 +355,8 @@ fn shares(members: &[Member], sets: &[DataSet]) -> Vec<SetShare> {
     let weighted = members.iter().zip(sets).map(|(member, set)| {
         let samples = member.dataset.training_len();
         match set.share {
-            Some(share) => Weighted::by_sets(samples, share),
-            None => Weighted::by_samples(samples, set.weight.unwrap_or(1.0)),
+            Some(share) => WeightedDataset::by_sets(samples, share),
+            None => WeightedDataset::by_samples(samples, set.weight.unwrap_or(1.0)),
         }
     });
     let taken = taken(&weighted.collect::<Vec<_>>());

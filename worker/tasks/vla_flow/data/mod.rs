@@ -49,7 +49,7 @@ pub use deltas::DeltaActions;
 pub use mixture::{Mixture, path_of};
 pub use outline::{Outline, PromptLength};
 pub use policy_file::{
-    CameraInput, Chunk, FeaturePart, Flow, NumericFeature, Padded, PolicyFile, STATS_FILE,
+    CameraInput, Chunk, FeaturePart, Flow, NumericFeature, PaddedSizes, PolicyFile, STATS_FILE,
 };
 pub use run_data::RunData;
 pub use sample_file::write_sample;

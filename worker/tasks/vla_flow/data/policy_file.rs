@@ -52,7 +52,7 @@ pub struct PolicyFile {
     pub flow: Flow,
     /// What the model's state and actions are padded to with zeros, where another data set's are wider.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub padded: Option<Padded>,
+    pub padded: Option<PaddedSizes>,
     /// The names of an observation's values; absent where they are those of the features, and `prompt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observation: Option<Serve>,
@@ -115,7 +115,7 @@ pub struct FeaturePart {
 
 /// Sizes of the model's values, of a policy that was trained on several data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Padded {
+pub struct PaddedSizes {
     /// Of the state of one frame.
     pub state: usize,
     /// Of an action.
@@ -146,7 +146,7 @@ impl PolicyFile {
     pub(in crate::vla_flow) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
         let settings = &dataset.settings;
         let frames = settings.observation.frames();
-        let (own, padded) = (dataset.dims, Padded { state: dims.state / frames, action: dims.action });
+        let (own, padded) = (dataset.dims, PaddedSizes { state: dims.state / frames, action: dims.action });
         let modes = settings.data.normalization;
         let feature = |numeric: &Numeric, normalization| {
             let part =

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::augmentation::View;
 use super::batch::Sample;
-use super::dataset::{Camera, Dataset, Stored};
+use super::dataset::{Camera, Dataset, FrameStorage};
 use super::numeric::Numeric;
 use super::recipe::Recipe;
 use coxswain_data::{
@@ -55,23 +55,23 @@ impl Dataset {
         size.ok().flatten()
     }
 
-    pub(super) fn at(&self, index: u64) -> Result<At<'_>, DataError> {
+    pub(super) fn at(&self, index: u64) -> Result<SampleReader<'_>, DataError> {
         let found = self.catalog.episodes.of_sample(index);
         let (number, episode) =
             found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
-        Ok(At { dataset: self, index, number, episode })
+        Ok(SampleReader { dataset: self, index, number, episode })
     }
 }
 
 /// One sample being read.
-pub(super) struct At<'a> {
+pub(super) struct SampleReader<'a> {
     dataset: &'a Dataset,
     index: u64,
     number: u64,
     episode: Episode,
 }
 
-impl<'a> At<'a> {
+impl<'a> SampleReader<'a> {
     /// What `read` returns; an error that names this sample if it panics.
     pub(super) fn surviving<V>(&self, read: impl FnOnce() -> Result<V, DataError>) -> Result<V, DataError> {
         surviving(read, |fault| self.error(DECODING, fault))
@@ -119,8 +119,8 @@ impl<'a> At<'a> {
         let (file, row) = (self.episode.file, self.row());
         rows.bring(catalog, file, row, Part::Numbers)?;
         cameras.iter().try_for_each(|camera| match camera.stored {
-            Stored::Images(column) => rows.bring(catalog, file, row, Part::Camera(column)),
-            Stored::Video(video) => frames.bring(catalog, video, self.index),
+            FrameStorage::Images(column) => rows.bring(catalog, file, row, Part::Camera(column)),
+            FrameStorage::Video(video) => frames.bring(catalog, video, self.index),
         })
     }
 
@@ -141,12 +141,12 @@ impl<'a> At<'a> {
     fn image(&self, camera: &Camera) -> Result<Rgb, DataError> {
         let dataset = self.dataset;
         match camera.stored {
-            Stored::Images(column) => {
+            FrameStorage::Images(column) => {
                 let block = self.block(self.row(), Part::Camera(column))?;
                 let image = decode_sized(self.encoded(&block, &camera.name)?, camera.size);
                 image.map_err(|fault| self.error(&camera.name, fault))
             }
-            Stored::Video(video) => {
+            FrameStorage::Video(video) => {
                 let Pixels { height, width, rgb } =
                     dataset.frames.frame(&dataset.catalog, video, self.index)?;
                 Ok(Rgb { height, width, pixels: rgb })

@@ -70,7 +70,7 @@ pub(super) struct Rows {
 }
 
 /// What the queries of a block attend to.
-pub(super) enum Attended<'a, T: Tape> {
+pub(super) enum KeyValueSource<'a, T: Tape> {
     /// Hidden states, still to be projected.
     Hidden(&'a Tensor<T, 2>),
     /// Keys and values projected before, `[n, d]`.
@@ -133,13 +133,13 @@ impl DitBlock {
         rows: &Rows,
         x_nd: Tensor<T, 2>,
         cond_md: &Tensor<T, 2>,
-        attended: Attended<'_, T>,
+        attended: KeyValueSource<'_, T>,
     ) -> Tensor<T, 2> {
         let ada_md = self.ada.apply(params, cond_md.clone());
         let y_nd = T::ada_layer_norm(x_nd.clone(), ada_md, AdaNorm { shift_first: false, eps: EPS });
         let KeysValues { keys_nd, values_nd } = match (self.cross, attended) {
-            (true, Attended::Hidden(hidden_nd)) => self.project(params, hidden_nd),
-            (true, Attended::Projected(projected)) => projected.clone(),
+            (true, KeyValueSource::Hidden(hidden_nd)) => self.project(params, hidden_nd),
+            (true, KeyValueSource::Projected(projected)) => projected.clone(),
             (false, _) => self.project(params, &y_nd),
         };
         let q_nd = self.query.apply(params, y_nd);
@@ -203,7 +203,7 @@ impl<B: Tape<Base = B>> Layer<B> for DitLayer<'_> {
         let [x_nd, cond_md, hidden_nd] = inputs else {
             unreachable!("the expert's tower has two side inputs")
         };
-        self.block.attend(params, &self.rows, x_nd.clone(), cond_md, Attended::Hidden(hidden_nd))
+        self.block.attend(params, &self.rows, x_nd.clone(), cond_md, KeyValueSource::Hidden(hidden_nd))
     }
 
     fn mlp_half<T: Tape<Base = B>>(

@@ -36,7 +36,7 @@ use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
 use self::{
-    block::{Attended, DitBlock, DitLayer, Rows},
+    block::{DitBlock, DitLayer, KeyValueSource, Rows},
     ends::{
         FeatureNorm, FeatureSegment, Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding,
         TokenSegment, sinusoids, token_sinusoids,
@@ -49,7 +49,7 @@ pub use self::{
 };
 use coxswain_nn::recompute::{
     Retention, Tower, Trace,
-    segment::{Input, Recorded, Segment},
+    segment::{Input, RecordedSegment, Segment},
 };
 use coxswain_nn::{
     kernels::{AttentionMask, DropoutRows, Tape},
@@ -93,12 +93,12 @@ pub struct Draws<'t, B: Tape<Base = B>> {
 
 /// What a forward pass kept.
 pub struct ExpertTrace<'a, B: Tape<Base = B>> {
-    time: Recorded<'a, B>,
-    tokens: Recorded<'a, B>,
+    time: RecordedSegment<'a, B>,
+    tokens: RecordedSegment<'a, B>,
     tower: Tower<'a, B, Vec<DitLayer<'a>>>,
     blocks: Trace<'a, B>,
-    head: Recorded<'a, B>,
-    features: Option<Recorded<'a, B>>,
+    head: RecordedSegment<'a, B>,
+    features: Option<RecordedSegment<'a, B>>,
 }
 
 /// Gradients of what went into the expert; none where not tracked.
@@ -140,17 +140,19 @@ impl ActionExpert {
         dropout: Option<DropoutRows<B>>,
     ) -> (Tensor<B, 2>, ExpertTrace<'a, B>) {
         let rows = self.rows(&conditioning, &draws);
-        let time = Recorded::run(&self.time_segment(&draws), trainables, vec![]);
+        let time = RecordedSegment::run(&self.time_segment(&draws), trainables, vec![]);
         let token_segment = self.token_segment(&rows, &conditioning, &draws);
         let sensor_trains = conditioning.sensor.as_ref().is_some_and(|sensor| sensor.tracked);
         let tokens_train = sensor_trains || self.tokens.trains();
-        let tokens = Recorded::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
+        let tokens =
+            RecordedSegment::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
         let cond = Input { value: time.output(), tracked: self.time.trains() };
         let given = conditioning.hidden;
         let norm = self.features.as_ref();
         let tracked = given.tracked || norm.is_some_and(FeatureNorm::trains);
-        let features = norm.map(|norm| Recorded::run(&FeatureSegment(norm), trainables, vec![given.clone()]));
-        let value = features.as_ref().map_or(given.value, Recorded::output);
+        let features =
+            norm.map(|norm| RecordedSegment::run(&FeatureSegment(norm), trainables, vec![given.clone()]));
+        let value = features.as_ref().map_or(given.value, RecordedSegment::output);
         let hidden = Input { value, tracked };
         let sides_train = cond.tracked || hidden.tracked;
         let layer = |block: &'a DitBlock| DitLayer {
@@ -163,7 +165,7 @@ impl ActionExpert {
         let tower = Tower { layers, trainables, retention, sides: vec![cond.clone(), hidden], dropout };
         let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
         let head_inputs = vec![Input { value: x_nd, tracked: below_head }, cond];
-        let head = Recorded::run(&self.head_segment(&rows), trainables, head_inputs);
+        let head = RecordedSegment::run(&self.head_segment(&rows), trainables, head_inputs);
         (head.output(), ExpertTrace { time, tokens, tower, blocks, head, features })
     }
 
@@ -228,8 +230,8 @@ impl ActionExpert {
             let mut x_nd = held::rounded(activations, x_nd);
             for (block, projected) in self.blocks.iter().zip(&projected) {
                 let attended = match projected {
-                    Some(projected) => Attended::Projected(projected),
-                    None => Attended::Hidden(&conditioning.hidden.value),
+                    Some(projected) => KeyValueSource::Projected(projected),
+                    None => KeyValueSource::Hidden(&conditioning.hidden.value),
                 };
                 x_nd = block.mlp(&in_blocks, block.attend(&in_blocks, &rows, x_nd, &cond_md, attended));
             }

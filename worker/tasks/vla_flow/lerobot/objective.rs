@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use coxswain_data::lerobot::stats::FeatureStats;
 use coxswain_models::{
     Shelf,
-    pretrained::{adapters::Tuned, checkpoint::CheckpointDir, error::ModelError},
+    pretrained::{adapters::TunedModules, checkpoint::CheckpointDir, error::ModelError},
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -19,7 +19,7 @@ use coxswain_policies::{
 };
 use coxswain_proto::run_spec::{CacheMode, RunSpec};
 use coxswain_task::{
-    Artifact, Batch, Built, Evaluation, Example, Extractor, MicroLoss, Module, Objective, Samples,
+    Artifact, Assembly, Batch, Evaluation, Example, Extractor, MicroLoss, Module, Objective, Samples,
     StageClock, TaskError,
 };
 
@@ -52,7 +52,7 @@ pub struct PolicyObjective<B: Tape<Base = B>> {
     pub(super) passes: PolicyPasses<B>,
     pub(super) base: PolicyBase,
     pub(super) settings: VlaSettings,
-    tuned: Tuned,
+    tuned: TunedModules,
     spec: RunSpec,
     dims: SampleDims,
     inputs: Vec<Feature>,
@@ -69,7 +69,7 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
         models: Shelf<B>,
         samples: &dyn Samples,
         device: &B::Device,
-    ) -> Result<Built<B>, TaskError> {
+    ) -> Result<Assembly<B>, TaskError> {
         let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let dims = run_data(samples).dims();
         let tuned = check(&base, &settings, spec, dims).map_err(TaskError::bad_input)?;
@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
         let spec = spec.clone();
         let objective =
             Self { passes, base, settings, tuned, spec, dims, inputs, outputs, statistics, renamed };
-        Ok(Built { objective: Box::new(objective), layout, initial })
+        Ok(Assembly { objective: Box::new(objective), layout, initial })
     }
 
     fn write(&self, out: &Path, layout: &TrainableLayout, values: &[f32]) -> Result<Rounding, TaskError> {
@@ -105,7 +105,7 @@ pub(super) fn check(
     settings: &VlaSettings,
     spec: &RunSpec,
     dims: SampleDims,
-) -> Result<Tuned, PolicyError> {
+) -> Result<TunedModules, PolicyError> {
     if let Some((field, problem)) = base.misfit(settings, spec) {
         return Err(PolicyError::Setting { field, problem });
     }

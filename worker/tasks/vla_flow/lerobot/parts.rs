@@ -1,7 +1,7 @@
 //! What of a policy is frozen and what trains, as tables and predictions have it.
 
 use coxswain_models::pretrained::{
-    adapters::Tuned,
+    adapters::TunedModules,
     frozen::{FrozenTensor, frozen_tensors},
     rules::Place,
 };
@@ -15,7 +15,7 @@ use coxswain_task::Module;
 use crate::vla_flow::{EXPERT, base::PolicyBase, config::VlaSettings};
 
 /// The frozen tensors that training loads of a policy.
-pub fn frozen(base: &PolicyBase, tuned: &Tuned) -> Vec<FrozenTensor> {
+pub fn frozen(base: &PolicyBase, tuned: &TunedModules) -> Vec<FrozenTensor> {
     let mut tensors = frozen_tensors(RULES, &base.modules());
     tensors.retain(|tensor| tuned.trains().group(&tensor.name).is_none());
     tensors

@@ -6,14 +6,14 @@
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
     Shelf,
-    pretrained::{adapters::Tuned, checkpoint::CheckpointDir, prompts::DropoutKeys},
-    vision_language::Broken,
+    pretrained::{adapters::TunedModules, checkpoint::CheckpointDir, prompts::DropoutKeys},
+    vision_language::PassError,
 };
 use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{Draws, Observed, PolicyFiles, RULES, SmolVla, Training};
+use coxswain_policies::smolvla::{Draws, PolicyFiles, PolicyObservation, RULES, SmolVla, Training};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
@@ -37,7 +37,7 @@ pub struct TunedPolicy<'p> {
     /// Its directory.
     pub base: &'p PolicyBase,
     /// What trains.
-    pub tuned: &'p Tuned,
+    pub tuned: &'p TunedModules,
 }
 
 /// A policy with what its passes need of a run.
@@ -113,7 +113,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let (velocity, trace) = self
             .policy
             .forward(trainables, self.training(batch), self.observed(batch, &padded), draws)
-            .map_err(|error| failed(batch, Broken::from(error)))?;
+            .map_err(|error| failed(batch, PassError::from(error)))?;
         let clean = self.clean(batch, &padded, &batch.action_widths);
         let loss = flow::squared_error(&download(velocity), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
@@ -143,7 +143,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .velocity(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, Broken::from(error)))?;
+            .map_err(|error| failed(batch, PassError::from(error)))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let clean = self.clean(batch, &padded, &batch.action_widths);
         let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
@@ -180,7 +180,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .velocity(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, Broken::from(error)))?;
+            .map_err(|error| failed(batch, PassError::from(error)))?;
         Ok(flow::sample(CONVENTION, self.policy.config.steps, start, |x, t| {
             download(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
         }))
@@ -199,9 +199,9 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         }
     }
 
-    fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> Observed<'b> {
+    fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> PolicyObservation<'b> {
         let features = batch.features.as_ref().map(|features| &features.values[..]);
-        Observed { prompts: batch.prompts(), image: self.image, state: &padded.state, features }
+        PolicyObservation { prompts: batch.prompts(), image: self.image, state: &padded.state, features }
     }
 
     fn training<'b>(&self, batch: &'b MicroBatch) -> Training<'b> {
@@ -227,7 +227,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let features = self
             .policy
             .image_features(trainables, self.observed(batch, &self.padded(batch)))
-            .map_err(|error| failed(batch, Broken::from(error)))?;
+            .map_err(|error| failed(batch, PassError::from(error)))?;
         Ok(CachedFeatures { width, values: download(features) })
     }
 

@@ -3,7 +3,7 @@
 use coxswain_models::{
     Shelf,
     pretrained::{
-        adapters::Tuned,
+        adapters::TunedModules,
         error::ModelError,
         frozen::{FrozenTensor, frozen_tensors, head_tensor},
     },
@@ -50,7 +50,7 @@ pub struct PolicySubject {
     base: PolicyBase,
     models: Shelf<Sizes>,
     outline: Outline,
-    tuned: Tuned,
+    tuned: TunedModules,
     frozen: Vec<FrozenTensor>,
     layout: TrainableLayout,
     passes: Passes<(String, CountedPass)>,

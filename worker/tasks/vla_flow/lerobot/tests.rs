@@ -11,7 +11,7 @@ use coxswain_nn::{
 use coxswain_policies::directory::PolicyDirectory;
 use coxswain_proto::{ids::Step, memory::Category, run_spec::RunSpec};
 use coxswain_task::{
-    Built, StageClock, Task, TaskOn,
+    Assembly, StageClock, Task, TaskOn,
     memory::{Ask, Place},
 };
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ fn golden() -> RunSpec {
     spec(&Path::new(GOLDEN).join("policy"), &[])
 }
 
-fn built(spec: &RunSpec) -> Result<(Built<Flex>, MicroBatch), String> {
+fn built(spec: &RunSpec) -> Result<(Assembly<Flex>, MicroBatch), String> {
     let task = VlaFlow::<Flex>::default();
     let samples = task.open(spec).map_err(|error| error.to_string())?;
     let built = task.build(spec, &*samples, &Default::default()).map_err(|error| error.to_string())?;
@@ -67,7 +67,7 @@ fn built(spec: &RunSpec) -> Result<(Built<Flex>, MicroBatch), String> {
 
 #[test]
 fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
-    let (Built { objective, layout, mut initial }, batch) = built(&golden()).expect("it is built");
+    let (Assembly { objective, layout, mut initial }, batch) = built(&golden()).expect("it is built");
     let mut trainables = Trainables::<Flex>::new(layout.clone(), initial.clone(), &Default::default());
     let mut grads = FlatGrads::new(layout.len());
     let mut losses = Vec::new();
@@ -139,7 +139,7 @@ fn expert_lora() -> Value {
 }
 
 /// Some steps of plain gradient descent; the mean losses before each, and the values behind the last.
-fn descend(built: &Built<Flex>, batch: &MicroBatch, rate: f64, steps: usize) -> (Vec<f64>, Vec<f32>) {
+fn descend(built: &Assembly<Flex>, batch: &MicroBatch, rate: f64, steps: usize) -> (Vec<f64>, Vec<f32>) {
     let (mut values, mut losses) = (built.initial.clone(), Vec::new());
     let mut trainables = Trainables::<Flex>::new(built.layout.clone(), values.clone(), &Default::default());
     let mut grads = FlatGrads::new(built.layout.len());

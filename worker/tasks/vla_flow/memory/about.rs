@@ -92,13 +92,13 @@ pub struct Subject {
     pub trained: TrainableLayout,
     /// Elements by part.
     pub counts: Counts,
-    pub(super) frozen: Frozen,
+    pub(super) frozen: FrozenStorage,
     pub(super) passes: Passes<(String, Kind)>,
 }
 
 /// Bytes of frozen weights, by how they are kept.
 #[derive(Clone, Debug)]
-pub(crate) struct Frozen {
+pub(crate) struct FrozenStorage {
     /// On a device.
     whole: [FrozenBytes; FrozenDtype::ALL.len()],
     /// On a host: what cannot be used in place in the files.
@@ -112,7 +112,7 @@ impl Subject {
         let dir = &directory::outline(&vla.model.path).map_err(ModelError::from)?;
         let model = Arc::new(models.vision_language.of(dir)?.outline(dir)?);
         let outline = Outline::read(spec, models)?;
-        let frozen = Frozen::read(dir, model.rules, &model.tensors())?;
+        let frozen = FrozenStorage::read(dir, model.rules, &model.tensors())?;
         let (spec, counts, trained) = (spec.clone(), Counts::default(), TrainableLayout::default());
         let (lora, full, passes) = (None, TrainedModules::default(), Passes::default());
         let subject = Self { spec, vla, models, model, lora, full, outline, trained, counts, frozen, passes };
@@ -137,7 +137,7 @@ impl Subject {
             let mut tensors = subject.model.tensors();
             tensors.retain(|tensor| subject.trains().group(&tensor.name).is_none());
             let dir = directory::outline(&subject.vla.model.path).map_err(ModelError::from)?;
-            subject.frozen = Frozen::read(&dir, subject.model.rules, &tensors)?;
+            subject.frozen = FrozenStorage::read(&dir, subject.model.rules, &tensors)?;
         }
         subject.trained = trained(&subject.model, subject.trains(), &subject.vla, subject.outline.dims);
         subject.counts = Counts::of(&subject.model, &subject.trained);
@@ -189,7 +189,7 @@ impl Subject {
     }
 }
 
-impl Frozen {
+impl FrozenStorage {
     /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
     /// published.
     pub fn read(dir: &Path, rules: Rules, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {

@@ -46,6 +46,6 @@ pub use about::{PredictionError, Subject};
 pub use cache::{CacheOutlook, exact_bytes};
 pub use counts::{Counts, Elements};
 // What another task on the same model predicts with.
-pub(crate) use about::Frozen;
+pub(crate) use about::FrozenStorage;
 use coxswain_task::memory::{Ask, Place, Suggestion};
 pub(crate) use framework::of_process;

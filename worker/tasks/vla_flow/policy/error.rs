@@ -4,7 +4,7 @@ use coxswain_proto::{config::SettingsError, ids::Step};
 
 use coxswain_models::{
     pretrained::error::{ModelError, TokenError, UnreadableWeights},
-    vision_language::Broken,
+    vision_language::PassError,
 };
 
 use crate::vla_flow::data::batch::MicroBatch;
@@ -72,12 +72,12 @@ pub enum StepError {
 }
 
 /// Why a pass of this micro-batch ends early.
-pub(in crate::vla_flow) fn failed(batch: &MicroBatch, broken: impl Into<Broken>) -> StepError {
+pub(in crate::vla_flow) fn failed(batch: &MicroBatch, broken: impl Into<PassError>) -> StepError {
     match broken.into() {
-        Broken::Tokens(source) => {
+        PassError::Tokens(source) => {
             StepError::Tokens { step: batch.step, samples: batch.sample_indices.clone(), source }
         }
-        Broken::Weights(source) => StepError::Weights { step: batch.step, source },
+        PassError::Weights(source) => StepError::Weights { step: batch.step, source },
     }
 }
 

@@ -17,7 +17,7 @@ use coxswain_task::CachedFeatures;
 use super::{
     error::{StepError, failed},
     parts::{Policy, VlFeatures, keys_mask},
-    tap::{Adapted, describe},
+    tap::{TrainedParts, describe},
 };
 use crate::vla_flow::data::batch::MicroBatch;
 
@@ -30,7 +30,7 @@ impl<B: Tape<Base = B>> Policy<B> {
     /// For the log: where features are taken, what is skipped, what trains when.
     pub fn describe_tap(&self) -> Option<[String; 3]> {
         let trains = Trains { lora: self.lora(), full: Some(&self.full) };
-        let adapted = Adapted::new(self.model.outline(), trains);
+        let adapted = TrainedParts::new(self.model.outline(), trains);
         self.tap.map(|tap| describe(tap, self.settings.cache, &adapted))
     }
 

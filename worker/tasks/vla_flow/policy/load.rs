@@ -7,7 +7,7 @@ use coxswain_proto::run_spec::RunSpec;
 use super::{
     error::PolicyError,
     parts::{Policy, Settings, Source},
-    tap::{Adapted, resolve},
+    tap::{TrainedParts, resolve},
 };
 use crate::{
     pretrained,
@@ -21,7 +21,7 @@ use crate::{
 use coxswain_models::{
     Shelf,
     pretrained::{
-        adapters::{Adapters, HeadAdapter, Tuned},
+        adapters::{Adapters, HeadAdapter, TunedModules},
         blocks::{BlockWeights, TablePlace},
         checkpoint::CheckpointDir,
         error::ModelError,
@@ -61,9 +61,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         let family = models.vision_language.of(dir)?;
         let outline = family.outline(dir)?;
         let split = Split::of(&vla, &outline.modules).map_err(ModelError::from)?;
-        let tuned = Tuned::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
+        let tuned =
+            TunedModules::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
-        let tap = resolve(&spec.cache, &Adapted::new(&outline, tuned.trains()))?;
+        let tap = resolve(&spec.cache, &TrainedParts::new(&outline, tuned.trains()))?;
         let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
         let options = LoadOptions { blocks, table, ..vla.model.weights_dtype.into() };
         let model = family.load(dir, options, tuned.trains(), &mut layout, device)?;
@@ -91,7 +92,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             },
             cache: spec.cache.mode,
         };
-        let Tuned { adapters, full } = tuned;
+        let TunedModules { adapters, full } = tuned;
         let lora = adapters.map(|Adapters { plan, .. }| plan);
         let source = Source { dir: dir.into(), dtype: vla.model.weights_dtype };
         let device = device.clone();
@@ -118,7 +119,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let outline = self.model.outline();
         let modules = &outline.modules;
         let lora = Split::of(&vla, modules).map_err(ModelError::from)?.model;
-        let tuned = Tuned::resolve(lora.as_ref(), &vla.model.train, modules, HEAD_IS_UNUSED)?;
+        let tuned = TunedModules::resolve(lora.as_ref(), &vla.model.train, modules, HEAD_IS_UNUSED)?;
         let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
         Ok(tuned.initial_values::<B>(spec.run.seed, layout, checkpoint, vla.model.weights_dtype)?)
     }

@@ -33,7 +33,7 @@ mod tests;
 pub use self::{
     error::{PolicyError, StepError},
     parts::{Policy, VlFeatures},
-    tap::{Adapted, resolve as resolve_tap},
+    tap::{TrainedParts, resolve as resolve_tap},
 };
 pub(super) use self::{
     error::{check_finite, failed},

@@ -10,7 +10,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope, Trainables},
     recompute::{
         Retention,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
     rng::{Key, Purpose},
 };
@@ -61,10 +61,9 @@ impl<B: Tape<Base = B>> Policy<B> {
 
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
-        let sensor = self
-            .sensor
-            .as_ref()
-            .map(|sensor| Recorded::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![]));
+        let sensor = self.sensor.as_ref().map(|sensor| {
+            RecordedSegment::run(&sensor.segment(&batch.sensor, &self.device), trainables, vec![])
+        });
         let conditioning = Conditioning {
             batch: batch.len(),
             state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),

@@ -25,7 +25,7 @@ use coxswain_models::{
 
 /// Which parts of the vision-language model train.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Adapted {
+pub struct TrainedParts {
     /// The first module of the vision tower and its merger that trains, by path.
     pub vision: Option<String>,
     /// Whether the token embedding trains, below all decoder layers.
@@ -40,7 +40,7 @@ pub struct Adapted {
     pub of_layers: usize,
 }
 
-impl Adapted {
+impl TrainedParts {
     /// From what trains of a model.
     pub fn new(model: &ModelOutline, trains: Trains<'_>) -> Self {
         let touched = model.modules.iter().filter(|module| trains.touches(module));
@@ -92,7 +92,7 @@ impl Adapted {
 
 /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps
 /// that use it.
-pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Tap>, PolicyError> {
+pub fn resolve(cache: &Cache, adapted: &TrainedParts) -> Result<Option<Tap>, PolicyError> {
     if cache.mode == CacheMode::Off {
         return Ok(None);
     }
@@ -125,7 +125,7 @@ pub fn resolve(cache: &Cache, adapted: &Adapted) -> Result<Option<Tap>, PolicyEr
     Ok(Some(named))
 }
 
-fn check(tap: Tap, mode: CacheMode, adapted: &Adapted, deepest: Tap) -> Result<(), PolicyError> {
+fn check(tap: Tap, mode: CacheMode, adapted: &TrainedParts, deepest: Tap) -> Result<(), PolicyError> {
     if let Tap::Layer(layer) = tap
         && layer >= adapted.of_layers
     {
@@ -156,7 +156,7 @@ fn check(tap: Tap, mode: CacheMode, adapted: &Adapted, deepest: Tap) -> Result<(
 }
 
 /// For the log: where features are taken, what is skipped, and what trains in which steps. One line each.
-pub fn describe(tap: Tap, mode: CacheMode, adapted: &Adapted) -> [String; 3] {
+pub fn describe(tap: Tap, mode: CacheMode, adapted: &TrainedParts) -> [String; 3] {
     let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
     let steps = match mode {
         CacheMode::Periodic => format!(
@@ -180,8 +180,8 @@ mod tests {
         Cache { mode, tap: tap.into(), ..Cache::default() }
     }
 
-    fn adapted(layers: &[usize]) -> Adapted {
-        Adapted {
+    fn adapted(layers: &[usize]) -> TrainedParts {
+        TrainedParts {
             vision: None,
             embedding: false,
             layers: layers.into(),
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
-        let adapted = Adapted { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
+        let adapted = TrainedParts { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
         for tap in [vla_flow::TapSetting::Auto, vla_flow::TapSetting::Vision] {
             let error = resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
             assert!(
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_token_embedding_that_trains_leaves_the_image_features() {
         for layers in [&[][..], &[4]] {
-            let adapted = Adapted { embedding: true, ..adapted(layers) };
+            let adapted = TrainedParts { embedding: true, ..adapted(layers) };
             let resolve = |tap| resolve(&cache(CacheMode::Exact, tap), &adapted);
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
@@ -247,7 +247,8 @@ mod tests {
                 assert!(message.contains("the token embedding trains before it"), "{message}");
             }
         }
-        let both = Adapted { embedding: true, vision: Some("merger".into()), in_full: true, ..adapted(&[4]) };
+        let both =
+            TrainedParts { embedding: true, vision: Some("merger".into()), in_full: true, ..adapted(&[4]) };
         let words = "LoRA and whole modules in the vision tower, the token embedding and decoder layer 4";
         assert_eq!(both.words(), words);
     }
@@ -259,7 +260,7 @@ mod tests {
         assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
         assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
         for (is_adapted, what) in [(true, "LoRA and whole modules"), (false, "whole modules")] {
-            let whole = Adapted { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
+            let whole = TrainedParts { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
             let [_, _, steps] = describe(Tap::Layer(4), CacheMode::Exact, &whole);
             assert!(steps.starts_with(&format!("every step: {what} in decoder layer 4")), "{steps}");
         }

@@ -22,7 +22,8 @@ use crate::{
         base::{PolicyBase, starts_from_policy},
         config::{FlowConvention, VlaSettings},
         data::{
-            CameraInput, Chunk, DeltaActions, Flow, NumericFeature, Padded, PolicyFile, STATS_FILE, path_of,
+            CameraInput, Chunk, DeltaActions, Flow, NumericFeature, PaddedSizes, PolicyFile, STATS_FILE,
+            path_of,
         },
         lerobot::POLICY_DIR,
     },
@@ -32,7 +33,7 @@ use crate::{
 const NORMALIZER: &str = "normalizer_processor";
 
 /// A policy, described.
-pub(super) struct Described {
+pub(super) struct PolicyDescription {
     /// What it takes and gives.
     pub(super) file: PolicyFile,
     /// By which its values are normalised.
@@ -47,7 +48,7 @@ pub(super) struct Described {
     pub(super) base: Option<PolicyBase>,
 }
 
-impl Described {
+impl PolicyDescription {
     /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
     /// what it is for the robot of `serve.set`.
     pub(super) fn read(
@@ -93,7 +94,7 @@ fn missing(path: &Path) -> DataError {
 }
 
 /// What a policy directory of LeRobot's says. Its noise is as wide as what its actions are padded to.
-fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<Described, DataError> {
+fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<PolicyDescription, DataError> {
     let PolicyBase { config, directory, outline, .. } = &base;
     let inputs = directory.features("input_features").map_err(unread)?;
     let camera = |name: &String| {
@@ -138,7 +139,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<D
             heads: outline.layer.heads,
             seed: spec.run.seed,
         },
-        padded: Some(Padded { state, action }),
+        padded: Some(PaddedSizes { state, action }),
         observation: None,
     };
     let kept = directory.statistics(PROCESSORS[0], NORMALIZER)?;
@@ -149,7 +150,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<D
     });
     let stats = Some(Stats(stats.collect()));
     let stats_path = directory.dir.join(PROCESSORS[0]);
-    Ok(Described { file, stats, stats_path, noise: action, settings, base: Some(base) })
+    Ok(PolicyDescription { file, stats, stats_path, noise: action, settings, base: Some(base) })
 }
 
 /// The settings of the set that is served, and where its files are; of a run on one data set, what they are.

@@ -24,19 +24,19 @@ use coxswain_models::{
 };
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_proto::run_spec::RunSpec;
-use coxswain_task::{BadRequest, Named, RequestReader, Value, answers::SEED};
+use coxswain_task::{BadRequest, NamedValues, RequestReader, Value, answers::SEED};
 use serde_json::json;
 
 use super::{
-    described::Described,
-    observed::Observed,
+    described::PolicyDescription,
+    observed::ObservedSample,
     values::{as_numbers, channels_last, check_finite, kind, shape_of},
 };
 use crate::vla_flow::{
     base::InputMakers,
     config::Serve,
     data::{
-        CameraInput, DeltaActions, FeaturePart, NumericFeature, Padded, PolicyFile, Sample, SampleDims,
+        CameraInput, DeltaActions, FeaturePart, NumericFeature, PaddedSizes, PolicyFile, Sample, SampleDims,
         widened,
     },
     flow,
@@ -70,8 +70,12 @@ pub(super) struct ObservationReader {
 
 impl ObservationReader {
     /// For the policy that is described so.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>, described: Described) -> Result<Self, DataError> {
-        let Described { file, stats, stats_path, noise, settings, .. } = described;
+    pub fn open(
+        spec: &RunSpec,
+        models: Shelf<Sizes>,
+        described: PolicyDescription,
+    ) -> Result<Self, DataError> {
+        let PolicyDescription { file, stats, stats_path, noise, settings, .. } = described;
         let normalizer = |feature: &NumericFeature| {
             let NumericFeature { name, normalization, .. } = feature;
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
@@ -103,7 +107,7 @@ impl ObservationReader {
             Some(&[channels]) => (1, channels),
             _ => (0, 0),
         };
-        let Padded { state, action } = self.padded();
+        let PaddedSizes { state, action } = self.padded();
         let state = state * self.frames();
         SampleDims { state, sensor_window, sensor_channels, horizon: self.file.chunk.horizon, action }
     }
@@ -120,9 +124,9 @@ impl ObservationReader {
     }
 
     /// Sizes of the model's values of one frame, of which the robot's are the first.
-    fn padded(&self) -> Padded {
+    fn padded(&self) -> PaddedSizes {
         let state = self.file.state.as_ref().map_or(0, NumericFeature::elements);
-        let own = Padded { state, action: self.file.action.elements() };
+        let own = PaddedSizes { state, action: self.file.action.elements() };
         self.file.padded.unwrap_or(own)
     }
 
@@ -153,7 +157,7 @@ impl ObservationReader {
     }
 
     /// Patches of all frames, of each those of all cameras.
-    fn see(&self, request: &Named, sample: &mut Sample) -> Result<(), BadRequest> {
+    fn see(&self, request: &NamedValues, sample: &mut Sample) -> Result<(), BadRequest> {
         let cameras = || self.file.cameras.iter().zip(&self.names.cameras);
         let pixels = cameras().map(|(camera, name)| self.pixels(request, camera, name));
         let pixels = pixels.collect::<Result<Vec<_>, _>>()?;
@@ -174,7 +178,7 @@ impl ObservationReader {
     }
 
     /// What a camera shows, `[frames, height, width, 3]`.
-    fn pixels(&self, request: &Named, camera: &CameraInput, name: &str) -> Result<Vec<u8>, BadRequest> {
+    fn pixels(&self, request: &NamedValues, camera: &CameraInput, name: &str) -> Result<Vec<u8>, BadRequest> {
         let CameraInput { height, width, .. } = *camera;
         let shape = self.of_frames(&[height, width, 3]);
         match request.get(name) {
@@ -199,7 +203,7 @@ impl ObservationReader {
         }
     }
 
-    fn instruction<'r>(&self, request: &'r Named) -> Result<&'r str, BadRequest> {
+    fn instruction<'r>(&self, request: &'r NamedValues) -> Result<&'r str, BadRequest> {
         let name = &self.names.prompt;
         match request.get(name) {
             Some(Value::Text(text)) if text.len() <= MAX_PROMPT_BYTES => Ok(text),
@@ -212,7 +216,7 @@ impl ObservationReader {
     }
 
     /// The state's numbers, as recorded: `[frames, size]`; none where there is no state.
-    fn state(&self, request: &Named) -> Result<Vec<f32>, BadRequest> {
+    fn state(&self, request: &NamedValues) -> Result<Vec<f32>, BadRequest> {
         let Some(feature) = &self.file.state else { return Ok(Vec::new()) };
         let shape = self.of_frames(&feature.shape);
         match &self.names.state[..] {
@@ -224,7 +228,7 @@ impl ObservationReader {
     /// The numbers of several values, which are together as many as the feature has, in every frame.
     fn side_by_side(
         &self,
-        request: &Named,
+        request: &NamedValues,
         parts: &[String],
         feature: &NumericFeature,
     ) -> Result<Vec<f32>, BadRequest> {
@@ -260,7 +264,7 @@ impl ObservationReader {
     /// The numbers of a value of this shape.
     fn finite(
         &self,
-        request: &Named,
+        request: &NamedValues,
         name: &str,
         feature: &str,
         shape: &[usize],
@@ -274,7 +278,7 @@ impl ObservationReader {
     }
 
     /// What was found under a name is not what was expected there.
-    fn differs(&self, request: &Named, name: &str, feature: &str, expected: &str) -> BadRequest {
+    fn differs(&self, request: &NamedValues, name: &str, feature: &str, expected: &str) -> BadRequest {
         let feature = if feature == name { String::new() } else { format!(", for {feature}") };
         let problem = match request.get(name) {
             Some(value) => format!("found {}; {expected}{feature}", kind(value)),
@@ -349,8 +353,8 @@ impl RequestReader for ObservationReader {
         })
     }
 
-    fn example(&self) -> Named {
-        let mut named = Named::new();
+    fn example(&self) -> NamedValues {
+        let mut named = NamedValues::new();
         for (camera, name) in self.file.cameras.iter().zip(&self.names.cameras) {
             let shape = self.of_frames(&[camera.height, camera.width, 3]);
             let values = vec![0; shape.iter().product()];
@@ -372,7 +376,7 @@ impl RequestReader for ObservationReader {
         named
     }
 
-    fn read(&self, request: &Named) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
+    fn read(&self, request: &NamedValues) -> Result<Box<dyn coxswain_task::Sample>, BadRequest> {
         let mut state = self.state(request)?;
         let (own, padded, frames) = (self.file.action.elements(), self.padded(), self.frames());
         let offset = self.deltas.offset(&state[state.len() - state.len() / frames..], own);
@@ -412,6 +416,6 @@ impl RequestReader for ObservationReader {
             .prompt
             .encode(instruction, &sample.image_shapes)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
-        Ok(Box::new(Observed { sample, offset }))
+        Ok(Box::new(ObservedSample { sample, offset }))
     }
 }

@@ -6,14 +6,14 @@ use crate::vla_flow::data::Sample;
 
 /// A request on its way to the model.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Observed {
+pub(super) struct ObservedSample {
     /// What the model takes.
     pub(super) sample: Sample,
     /// What is added to the values of every action that it gives, `[action]`.
     pub(super) offset: Vec<f32>,
 }
 
-impl AnySample for Observed {
+impl AnySample for ObservedSample {
     fn index(&self) -> u64 {
         self.sample.index
     }

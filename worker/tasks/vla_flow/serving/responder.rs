@@ -5,12 +5,12 @@ use std::{path::Path, sync::Arc};
 use coxswain_models::Shelves;
 use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{Fault, Named, RequestReader, Responder, Sample as AnySample, TaskError};
+use coxswain_task::{Fault, NamedValues, RequestReader, Responder, Sample as AnySample, TaskError};
 
 use super::{
-    described::Described,
+    described::PolicyDescription,
     observation::{ACTIONS, ObservationReader},
-    observed::Observed,
+    observed::ObservedSample,
     weights,
 };
 use crate::vla_flow::{
@@ -54,7 +54,7 @@ impl PolicyResponder {
     ) -> Result<Self, TaskError> {
         let mut settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
         let mut described =
-            Described::read(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
+            PolicyDescription::read(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
         let base = described.base.take();
         let reader = ObservationReader::open(spec, models.sizes, described).map_err(TaskError::bad_input)?;
         let sampler: Box<dyn ChunkSampler> = match base {
@@ -87,8 +87,8 @@ impl Responder for PolicyResponder {
         self.reader.clone()
     }
 
-    fn answer(&self, requests: &[Box<dyn AnySample>]) -> Result<Vec<Named>, TaskError> {
-        let observed: Vec<&Observed> = requests.iter().map(|request| request.content()).collect();
+    fn answer(&self, requests: &[Box<dyn AnySample>]) -> Result<Vec<NamedValues>, TaskError> {
+        let observed: Vec<&ObservedSample> = requests.iter().map(|request| request.content()).collect();
         let samples: Vec<&Sample> = observed.iter().map(|observed| &observed.sample).collect();
         let mut batch = collate(Step(0), &samples, self.reader.pad_token());
         // Where training has the recorded actions, a request has its noise.
@@ -98,7 +98,7 @@ impl Responder for PolicyResponder {
             return Err(TaskError::new(Fault::Numeric, "the policy's actions are not finite"));
         }
         let chunk = sampled.len() / samples.len().max(1);
-        let answer = |(chunk, observed): (&[f32], &&Observed)| {
+        let answer = |(chunk, observed): (&[f32], &&ObservedSample)| {
             [(ACTIONS.to_owned(), self.reader.actions(chunk, &observed.offset))].into()
         };
         Ok(sampled.chunks_exact(chunk.max(1)).zip(&observed).map(answer).collect())

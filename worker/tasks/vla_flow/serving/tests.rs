@@ -16,7 +16,7 @@ use coxswain_nn::{
     params::{TrainableLayout, Trainables},
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
-use coxswain_task::{Array, Built, Named, Responder, Samples, TaskOn, Value};
+use coxswain_task::{Array, Assembly, NamedValues, Responder, Samples, TaskOn, Value};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -103,7 +103,7 @@ impl Run {
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
         let dataset = Dataset::open(&spec, shelf()).unwrap();
-        let Built { objective, layout, initial } =
+        let Assembly { objective, layout, initial } =
             TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &Default::default()).unwrap();
         let drifted = |(at, value): (usize, &f32)| value + 0.05 * (at as f32).sin();
         let values: Vec<f32> = initial.iter().enumerate().map(drifted).collect();
@@ -124,9 +124,9 @@ impl Run {
 }
 
 /// What a robot sees in this frame of the first episode.
-fn observation(frame: usize) -> Named {
+fn observation(frame: usize) -> NamedValues {
     let numbers = |shape: &[usize], values: &[f32]| Value::numbers(shape.to_vec(), values.to_vec());
-    let mut named = Named::new();
+    let mut named = NamedValues::new();
     for (number, (name, height, width)) in Recording::default().cameras.into_iter().enumerate() {
         let values = vec![(frame * 10 + number) as u8; height * width * 3];
         named.insert(name.into(), Value::bytes(vec![height, width, 3], values));
@@ -139,10 +139,10 @@ fn observation(frame: usize) -> Named {
     named
 }
 
-fn answers(responder: &dyn Responder, observations: &[Named]) -> Vec<Vec<f32>> {
+fn answers(responder: &dyn Responder, observations: &[NamedValues]) -> Vec<Vec<f32>> {
     let reader = responder.reader();
     let samples: Vec<_> = observations.iter().map(|named| reader.read(named).unwrap()).collect();
-    let actions = |named: Named| match &named["actions"] {
+    let actions = |named: NamedValues| match &named["actions"] {
         Value::Numbers(array) => {
             assert_eq!(array.shape, [4, 2]);
             array.values.clone()
@@ -263,7 +263,7 @@ fn an_answer_does_not_depend_on_who_else_asks() {
 #[test]
 fn noise_is_drawn_by_the_seed_or_given() {
     let responder = Run::new().responder();
-    let of = |change: &dyn Fn(&mut Named)| {
+    let of = |change: &dyn Fn(&mut NamedValues)| {
         let mut named = observation(0);
         change(&mut named);
         answers(&responder, &[named])
@@ -327,7 +327,7 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
 }
 
 /// An observation whose pixels differ from each other.
-fn colourful(frame: usize) -> Named {
+fn colourful(frame: usize) -> NamedValues {
     let mut named = observation(frame);
     let Some(Value::Bytes(wrist)) = named.get_mut("observation.images.wrist") else { panic!("it is bytes") };
     wrist.values.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 251) as u8);
@@ -336,7 +336,7 @@ fn colourful(frame: usize) -> Named {
 
 /// The same as a robot of openpi's has it: names of its own, the state in two parts, a camera with its
 /// channels first.
-fn renamed(frame: usize) -> Named {
+fn renamed(frame: usize) -> NamedValues {
     let mut named = colourful(frame);
     for (from, to) in [
         ("observation.images.front", "observation/image"),
@@ -377,7 +377,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
     assert_eq!(told["inputs"].as_object().unwrap().len(), 6);
     reader.read(&reader.example()).expect("it describes what it takes");
 
-    let refused = |change: &dyn Fn(&mut Named)| {
+    let refused = |change: &dyn Fn(&mut NamedValues)| {
         let mut named = renamed(0);
         change(&mut named);
         reader.read(&named).unwrap_err().to_string()

@@ -3,7 +3,7 @@
 //!
 //! Not by the crate's own Rust interface, which loses 64 bytes for good with each picture that it gives back:
 //! in the place of one that is returned, rav1d leaves an empty one that owns an empty list of metadata, and
-//! nothing frees that. `Drop` of [`Held`] does.
+//! nothing frees that. `Drop` of [`OwnedPicture`] does.
 
 use std::{fmt, io, ptr::NonNull, slice};
 
@@ -25,14 +25,14 @@ use crate::picture::{Colour, Layout, Plane};
 
 /// Why rav1d gave nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum Dav1dError {
     /// It wants to be asked for a picture, or given a unit, first.
     Again,
     /// An error number of the system, by which rav1d says what is wrong.
     Because(i32),
 }
 
-impl Refused {
+impl Dav1dError {
     fn of(result: Dav1dResult) -> Result<(), Self> {
         match -result.0 {
             0 => Ok(()),
@@ -44,7 +44,7 @@ impl Refused {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for Dav1dError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Again => f.write_str("try again"),
@@ -64,7 +64,7 @@ pub(super) struct Dav1d {
 
 impl Dav1d {
     /// For frames of at most `pixels`.
-    pub fn open(pixels: u32) -> Result<Self, Refused> {
+    pub fn open(pixels: u32) -> Result<Self, Dav1dError> {
         let mut settings = std::mem::MaybeUninit::<Dav1dSettings>::uninit();
         // SAFETY: it writes the whole structure.
         let mut settings = unsafe {
@@ -81,10 +81,10 @@ impl Dav1d {
         // SAFETY: both outlive the call, which reads the settings and writes the context.
         let opened =
             unsafe { dav1d_open(Some(NonNull::from(&mut context)), Some(NonNull::from(&mut settings))) };
-        Refused::of(opened)?;
+        Dav1dError::of(opened)?;
         match context {
             Some(context) => Ok(Self { context, pending: None }),
-            None => Err(Refused::Because(1)),
+            None => Err(Dav1dError::Because(1)),
         }
     }
 
@@ -97,9 +97,9 @@ impl Dav1d {
         }
     }
 
-    /// Gives it a copy of a unit. [`Refused::Again`]: a part of it, or of the one before, is still to be
+    /// Gives it a copy of a unit. [`Dav1dError::Again`]: a part of it, or of the one before, is still to be
     /// taken; ask for a picture, then [`send_pending`](Self::send_pending).
-    pub fn send(&mut self, unit: &[u8]) -> Result<(), Refused> {
+    pub fn send(&mut self, unit: &[u8]) -> Result<(), Dav1dError> {
         if let Some(before) = self.pending.take() {
             release(before);
         }
@@ -108,7 +108,7 @@ impl Dav1d {
         let begin = unsafe { dav1d_data_create(Some(NonNull::from(&mut data)), unit.len()) };
         let Some(begin) = NonNull::new(begin) else {
             release(data);
-            return Err(Refused::Because(1));
+            return Err(Dav1dError::Because(1));
         };
         // SAFETY: there is room for the unit, and nobody else has seen that memory.
         unsafe { begin.as_ptr().copy_from_nonoverlapping(unit.as_ptr(), unit.len()) };
@@ -116,18 +116,18 @@ impl Dav1d {
     }
 
     /// Gives it what is left of a unit.
-    pub fn send_pending(&mut self) -> Result<(), Refused> {
+    pub fn send_pending(&mut self) -> Result<(), Dav1dError> {
         self.pending.take().map_or(Ok(()), |data| self.offer(data))
     }
 
-    fn offer(&mut self, mut data: Dav1dData) -> Result<(), Refused> {
+    fn offer(&mut self, mut data: Dav1dData) -> Result<(), Dav1dError> {
         // SAFETY: the context is open; of `data` it takes what it wants, and leaves the rest whole.
         let sent = unsafe { dav1d_send_data(Some(self.context), Some(NonNull::from(&mut data))) };
-        match Refused::of(sent) {
+        match Dav1dError::of(sent) {
             Ok(()) if data.sz == 0 => Ok(()),
-            Ok(()) | Err(Refused::Again) => {
+            Ok(()) | Err(Dav1dError::Again) => {
                 self.pending = Some(data);
-                Err(Refused::Again)
+                Err(Dav1dError::Again)
             }
             Err(refused) => {
                 release(data);
@@ -137,11 +137,11 @@ impl Dav1d {
     }
 
     /// The next picture.
-    pub fn picture(&mut self) -> Result<Held, Refused> {
-        let mut held = Held(Box::default());
+    pub fn picture(&mut self) -> Result<OwnedPicture, Dav1dError> {
+        let mut held = OwnedPicture(Box::default());
         // SAFETY: the context is open. What it writes over owns nothing.
         let given = unsafe { dav1d_get_picture(Some(self.context), Some(NonNull::from(&mut *held.0))) };
-        Refused::of(given).map(|()| held)
+        Dav1dError::of(given).map(|()| held)
     }
 }
 
@@ -159,13 +159,13 @@ fn release(mut data: Dav1dData) {
 }
 
 /// A picture, or the empty one that stands for none. It is given back before its decoder is closed.
-pub(super) struct Held(Box<Dav1dPicture>);
+pub(super) struct OwnedPicture(Box<Dav1dPicture>);
 
 // SAFETY: what it points to is counted by atomic references, which rav1d hands to threads of its own, too;
 // samples and headers are not written to any more, and the pool that the samples go back to has a lock.
-unsafe impl Send for Held {}
+unsafe impl Send for OwnedPicture {}
 
-impl Held {
+impl OwnedPicture {
     pub fn size(&self) -> (usize, usize) {
         let pixels = |side| usize::try_from(side).unwrap_or(0);
         (pixels(self.0.p.w), pixels(self.0.p.h))
@@ -210,7 +210,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for OwnedPicture {
     fn drop(&mut self) {
         // SAFETY: the picture is whole. What is left in its place is an empty one.
         unsafe { dav1d_picture_unref(Some(NonNull::from(&mut *self.0))) };

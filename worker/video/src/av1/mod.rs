@@ -12,7 +12,7 @@ mod panics;
 mod tests;
 mod thread;
 
-use self::dav1d::Held;
+use self::dav1d::OwnedPicture;
 use self::thread::{DecoderThread, Order};
 use crate::boxes::Cursor;
 use crate::error::{Fault, container, picture, refused};
@@ -43,7 +43,7 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
 pub(crate) struct Av1 {
     /// The picture that was shown last. It goes back to the decoder's thread with the next order; it stands
     /// before the decoder here, so that it is dropped before that is closed.
-    shown: Option<Held>,
+    shown: Option<OwnedPicture>,
     decoder: DecoderThread,
     /// OBUs that go before the next sample.
     header: Vec<u8>,
@@ -80,7 +80,7 @@ impl Av1 {
     }
 }
 
-fn hand_over(decoded: &Held, show: Show<'_>) -> Result<(), Fault> {
+fn hand_over(decoded: &OwnedPicture, show: Show<'_>) -> Result<(), Fault> {
     let layout = decoded.layout().ok_or_else(|| refused("monochrome AV1"))?;
     if decoded.bits() != 8 {
         return Err(refused(format!("AV1 with {} bits a sample", decoded.bits())));

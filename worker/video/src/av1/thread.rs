@@ -15,7 +15,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use super::dav1d::{Dav1d, Held, Refused};
+use super::dav1d::{Dav1d, Dav1dError, OwnedPicture};
 use super::panics;
 use crate::error::{Fault, picture};
 use crate::limits::MAX_GIVEN_UP;
@@ -28,7 +28,7 @@ const SMALL_BYTES: usize = 1 << 20;
 /// What the thread is to do.
 pub(super) struct Order {
     /// The picture of an earlier reply, which nobody looks at any more.
-    pub back: Option<Held>,
+    pub back: Option<OwnedPicture>,
     /// Whether to forget what came before.
     pub restart: bool,
     /// The OBUs of one shown frame.
@@ -41,7 +41,7 @@ pub(super) struct Order {
 enum Reply {
     Opened,
     /// The picture if it is wanted, and the order's memory.
-    Decoded(Option<Held>, Vec<u8>),
+    Decoded(Option<OwnedPicture>, Vec<u8>),
     Failed(Fault),
     /// The thread has stopped, and the decoder with it.
     Panicked(String),
@@ -90,7 +90,7 @@ impl DecoderThread {
 
     /// Has one unit decoded; waits for its picture if that is wanted. A unit that nobody waited for says with
     /// a later one what was wrong with it.
-    pub fn decode(&mut self, order: Order) -> Result<Option<Held>, Fault> {
+    pub fn decode(&mut self, order: Order) -> Result<Option<OwnedPicture>, Fault> {
         let waits = order.show || order.unit.len() > SMALL_BYTES;
         if let Some(orders) = &self.orders {
             // A thread that has ended says so in the place of its reply.
@@ -160,10 +160,10 @@ fn serve(pixels: u32, orders: &Receiver<Order>, replies: &SyncSender<Reply>) {
 }
 
 /// The picture of a unit. One that nobody wants is taken out as well: the next unit is not taken in before.
-fn decode(decoder: &mut Dav1d, unit: &[u8]) -> Result<Held, Fault> {
+fn decode(decoder: &mut Dav1d, unit: &[u8]) -> Result<OwnedPicture, Fault> {
     send(decoder, unit)?;
     match decoder.picture() {
-        Err(Refused::Again) => Err(picture("a sample without a shown frame")),
+        Err(Dav1dError::Again) => Err(picture("a sample without a shown frame")),
         decoded => decoded.map_err(fault),
     }
 }
@@ -171,15 +171,15 @@ fn decode(decoder: &mut Dav1d, unit: &[u8]) -> Result<Held, Fault> {
 /// What stands behind a unit's picture is taken in when the next one comes.
 fn send(decoder: &mut Dav1d, unit: &[u8]) -> Result<(), Fault> {
     match decoder.send(unit) {
-        Err(Refused::Again) => match decoder.picture() {
+        Err(Dav1dError::Again) => match decoder.picture() {
             Ok(_) => Err(picture("two shown frames in one sample")),
-            Err(Refused::Again) => decoder.send_pending().map_err(fault),
+            Err(Dav1dError::Again) => decoder.send_pending().map_err(fault),
             Err(refused) => Err(fault(refused)),
         },
         sent => sent.map_err(fault),
     }
 }
 
-fn fault(refused: Refused) -> Fault {
+fn fault(refused: Dav1dError) -> Fault {
     picture(format!("dav1d: {refused}"))
 }

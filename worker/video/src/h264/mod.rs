@@ -8,7 +8,7 @@ use rusty_h264_decoder::{DecodeError, Decoder};
 use crate::error::{Fault, picture, refused};
 use crate::limits::MAX_UNITS_IN_SAMPLE;
 use crate::picture::{Colour, Layout, Picture, Plane, Show};
-use params::{Known, ParameterSets};
+use params::{ParameterSets, SetTable};
 
 const START: [u8; 4] = [0, 0, 0, 1];
 
@@ -16,7 +16,7 @@ const START: [u8; 4] = [0, 0, 0, 1];
 #[derive(Default)]
 pub(crate) struct H264 {
     decoder: Decoder,
-    known: Known,
+    known: SetTable,
     length_bytes: usize,
     /// The sample with start codes instead of lengths.
     annex_b: Vec<u8>,

@@ -25,7 +25,7 @@ pub(crate) struct ParameterSets {
     pub length_bytes: usize,
     /// SPS and PPS units, as they go to the decoder.
     pub units: Vec<Vec<u8>>,
-    pub known: Known,
+    pub known: SetTable,
 }
 
 impl ParameterSets {
@@ -34,7 +34,8 @@ impl ParameterSets {
         let mut cursor = Cursor::new(avcc);
         cursor.take(4)?;
         let length_bytes = usize::from(cursor.u8()? & 3) + 1;
-        let mut sets = Self { length_bytes, units: Vec::new(), known: Known { size, ..Known::default() } };
+        let mut sets =
+            Self { length_bytes, units: Vec::new(), known: SetTable { size, ..SetTable::default() } };
         for mask in [0x1f, 0xff] {
             for _ in 0..cursor.u8()? & mask {
                 let length = cursor.u16()?;
@@ -57,13 +58,13 @@ impl ParameterSets {
 
 /// The sets a slice may name.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Known {
+pub(crate) struct SetTable {
     size: (usize, usize),
     sps: BTreeMap<u32, Sps>,
     pps: BTreeMap<u32, Pps>,
 }
 
-impl Known {
+impl SetTable {
     /// Takes in a unit of type 7 (SPS) or 8 (PPS), or refuses it.
     pub fn learn(&mut self, unit: &[u8]) -> Result<(), Fault> {
         let (&head, payload) = unit.split_first().ok_or_else(|| picture("an empty NAL unit"))?;

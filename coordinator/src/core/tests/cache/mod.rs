@@ -6,7 +6,7 @@ mod reports;
 mod requests;
 
 use coxswain_proto::{
-    cache_plan::{CacheDrift, CacheGeneration, CacheReport, Decided, Drift, Why},
+    cache_plan::{CacheDecision, CacheDrift, CacheGeneration, CacheReport, Cause, Drift},
     run_spec::{Cache, CacheMode, Span},
 };
 
@@ -131,7 +131,7 @@ pub(super) fn number(lease: &Lease) -> u64 {
     }
 }
 
-fn decided(actions: &[Action]) -> Vec<Decided> {
+fn decided(actions: &[Action]) -> Vec<CacheDecision> {
     let cache_phases = actions.iter().filter_map(|action| match action {
         Action::Record(Record::CachePhase(decided)) => Some(*decided),
         _ => None,

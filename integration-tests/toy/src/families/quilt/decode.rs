@@ -9,7 +9,7 @@ use coxswain_models::{
         prompts::{Prompts, Rows},
         stack::InStack,
     },
-    vision_language::{Broken, Decoder, Tap, VlPass},
+    vision_language::{Decoder, PassError, Tap, VlPass},
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -42,7 +42,7 @@ impl<'a, B: Tape<Base = B>> Continuation<'a, B> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<(Self, Tensor<B, 2>), Broken> {
+    ) -> Result<(Self, Tensor<B, 2>), PassError> {
         let pass = VlPass { prompts, kept: None, trainables, retention, dropout: None };
         let x_nd = Pass::new(model, pass)?.until(Tap::Layer(0))?;
         let (width, [b, s]) = (model.config.hidden_size, prompts.rows.axes(prompts.input_ids.len()));
@@ -53,7 +53,7 @@ impl<'a, B: Tape<Base = B>> Continuation<'a, B> {
         Ok((rows, logits_bv))
     }
 
-    fn logits(&self) -> Result<Tensor<B, 2>, Broken> {
+    fn logits(&self) -> Result<Tensor<B, 2>, PassError> {
         let Self { model, trainables, retention, .. } = *self;
         let [b, s, d] = self.x_bsd.dims();
         let context = RowsContext::new(Rows::Padded(&self.valid), b * s);
@@ -69,7 +69,7 @@ impl<'a, B: Tape<Base = B>> Continuation<'a, B> {
 }
 
 impl<B: Tape<Base = B>> Decoder<B> for Continuation<'_, B> {
-    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, Broken> {
+    fn follow(&mut self, ids: &[u32]) -> Result<Tensor<B, 2>, PassError> {
         let next_bd = self.model.embedded(&ParamScope::<B>::frozen(self.trainables), ids);
         let [b, d] = next_bd.dims();
         self.x_bsd = Tensor::cat(vec![self.x_bsd.clone(), next_bd.reshape([b, 1, d])], 1);

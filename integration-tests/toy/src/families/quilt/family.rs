@@ -6,10 +6,10 @@ use coxswain_data::DataError;
 use coxswain_models::{
     pretrained::{
         error::ModelError,
-        family::Named,
+        family::ModelTypes,
         job::ForwardJob,
         pictures::{ImageProcessor, PatchShape, PixelBounds, SmartResize},
-        synthetic::{Made, SyntheticCheckpoint},
+        synthetic::{SyntheticCheckpoint, SyntheticSummary},
         trains::Trains,
     },
     vision_language::{
@@ -32,7 +32,7 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 pub struct Family;
 
-impl Named for Family {
+impl ModelTypes for Family {
     fn model_types(&self) -> &'static [&'static str] {
         &[MODEL_TYPE]
     }
@@ -59,7 +59,7 @@ impl VlFamily for Family {
         Ok(Box::new(Chats(Text::open(dir)?)))
     }
 
-    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<Made, ModelError> {
+    fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<SyntheticSummary, ModelError> {
         job.write(&modules(&Config::read(job.like)?), TOKEN_IDS)
     }
 }

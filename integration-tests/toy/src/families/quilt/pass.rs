@@ -15,7 +15,7 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
     pretrained::{error::TokenError, job::Lap, prompts::Prompts, stack::InStack},
     vision_language::{
-        Broken, Tap, VlPass,
+        PassError, Tap, VlPass,
         kept::padded,
         model::{LANGUAGE, VISION},
     },
@@ -25,7 +25,7 @@ use coxswain_nn::{
     params::{GradientSums, ParamScope},
     recompute::{
         Tower, Trace,
-        segment::{Input, Recorded, Segment},
+        segment::{Input, RecordedSegment, Segment},
     },
 };
 
@@ -58,10 +58,10 @@ enum Start<B: Tape<Base = B>> {
 /// What a forward pass has kept.
 pub struct PassTrace<'r, B: Tape<Base = B>> {
     /// None where patches are frozen.
-    patches: Option<Recorded<'r, B>>,
+    patches: Option<RecordedSegment<'r, B>>,
     /// The blocks up to each tap that was read.
     parts: Vec<(Range<usize>, Trace<'r, B>)>,
-    norm: Option<Recorded<'r, B>>,
+    norm: Option<RecordedSegment<'r, B>>,
     /// Whether the gradient of what was read last is wanted.
     pub wanted: bool,
 }
@@ -80,7 +80,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
         &self,
         reads: &[Tap],
         lap: Lap<'_>,
-    ) -> Result<(Vec<Tensor<B, 2>>, PassTrace<'a, B>), Broken> {
+    ) -> Result<(Vec<Tensor<B, 2>>, PassTrace<'a, B>), PassError> {
         let Self { model, .. } = self;
         let mut kept = PassTrace { patches: None, parts: Vec::new(), norm: None, wanted: false };
         let (mut at, mut x_nd) = match self.start() {
@@ -118,7 +118,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
         mut gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         let PassTrace { patches, parts, mut norm, wanted } = kept;
         // What comes down from above; none where nothing below trains.
         let mut above: Option<Tensor<B, 2>> = None;
@@ -148,7 +148,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     }
 
     /// What is at a tap, without a trace.
-    pub fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, Broken> {
+    pub fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError> {
         let params = ParamScope::<B>::frozen(self.of.trainables);
         let (first, x_nd) = match self.start() {
             Start::Hidden(hidden_nd) => return Ok(hidden_nd),
@@ -188,21 +188,21 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     }
 
     /// Patches as tokens, `[m, d]`; recorded if they train.
-    fn patches(&self, kept: &mut PassTrace<'a, B>) -> Result<Tensor<B, 2>, Broken> {
+    fn patches(&self, kept: &mut PassTrace<'a, B>) -> Result<Tensor<B, 2>, PassError> {
         if !self.model.patches.trains() || self.places.count() == 0 {
             return self.frozen_patches();
         }
         let (pixels_mi, trainables) = (self.pixels()?, self.of.trainables);
         let rows = self.dropped.as_ref().map(|dropped| dropped.patches.clone());
         let params = ParamScope::tracked(trainables).dropping(rows);
-        let patches = Recorded::run_in(params, &Patches(self.model), vec![Input::constant(pixels_mi)]);
+        let patches = RecordedSegment::run_in(params, &Patches(self.model), vec![Input::constant(pixels_mi)]);
         let patches_md = patches.output();
         kept.patches = Some(patches);
         Ok(patches_md)
     }
 
     /// The same, not recorded.
-    fn frozen_patches(&self) -> Result<Tensor<B, 2>, Broken> {
+    fn frozen_patches(&self) -> Result<Tensor<B, 2>, PassError> {
         let Self { model, of, .. } = self;
         match self.places.count() {
             0 => Ok(Tensor::zeros([0, model.config.hidden_size], &model.device)),
@@ -248,7 +248,8 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
         if !kept.wanted {
             return self.model.normed(&ParamScope::<B>::frozen(self.of.trainables), x_nd);
         }
-        let norm = Recorded::run(&Norm(self.model), self.of.trainables, vec![Input { value: x_nd, tracked }]);
+        let norm =
+            RecordedSegment::run(&Norm(self.model), self.of.trainables, vec![Input { value: x_nd, tracked }]);
         let hidden_nd = norm.output();
         kept.norm = Some(norm);
         hidden_nd

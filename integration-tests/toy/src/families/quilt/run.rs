@@ -10,7 +10,7 @@ use coxswain_models::{
         stack::SharedBlocks,
     },
     vision_language::{
-        Begun, Broken, ModelOutline, Tap, VisionLanguage, VlPass, VlRun, VlTrace, kept::without_padding,
+        ModelOutline, PassError, Prefill, Tap, VisionLanguage, VlPass, VlRun, VlTrace, kept::without_padding,
         model::Forward,
     },
 };
@@ -61,23 +61,23 @@ impl<B: Tape<Base = B>> VisionLanguage<B> for Quilt<B> {
         trainables: &'a Trainables<B>,
         retention: Retention,
         prompts: Prompts<'_>,
-    ) -> Result<Begun<'a, B>, Broken> {
+    ) -> Result<Prefill<'a, B>, PassError> {
         let (rows, logits_bv) = Continuation::begin(self, trainables, retention, prompts)?;
         Ok((Box::new(rows), logits_bv))
     }
 }
 
 impl<B: Tape<Base = B>> VlRun<B> for Pass<'_, B> {
-    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, Broken> {
+    fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, PassError> {
         let (read, kept) = Pass::forward(self, reads, lap)?;
         Ok((read, Box::new(Traced { pass: self, kept })))
     }
 
-    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, Broken> {
+    fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError> {
         Pass::until(self, tap)
     }
 
-    fn features(&self, tap: Tap) -> Result<Vec<f32>, Broken> {
+    fn features(&self, tap: Tap) -> Result<Vec<f32>, PassError> {
         let (features, Prompts { rows, input_ids, .. }) = (self.until(tap)?, self.of.prompts);
         let [count, width] = features.dims();
         let values = match B::VALUES {
@@ -108,7 +108,7 @@ impl<B: Tape<Base = B>> VlTrace<B> for Traced<'_, B> {
         gradients: Vec<Tensor<B, 2>>,
         grads: &mut dyn GradientSums<B>,
         lap: Lap<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), PassError> {
         self.pass.backward(self.kept, gradients, grads, lap)
     }
 }

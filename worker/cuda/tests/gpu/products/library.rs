@@ -10,7 +10,7 @@ use coxswain_nn::kernels::{
 };
 use cubecl::{Runtime, client::ComputeClient, cuda::CudaRuntime, device::Device};
 
-use super::matrices::{Case, Number, Placed, cases, is_right, product};
+use super::matrices::{Case, Number, PlacedMatrices, cases, is_right, product};
 use crate::{gpus, skipped_unless};
 
 /// A client of the first GPU, if products are the library's there.
@@ -29,8 +29,9 @@ fn by_library(
     case: &Case,
     [number, result]: [Number; 2],
 ) -> Result<Vec<f32>, String> {
-    let (x, w) = (Placed::new(&case.x, number, 1), Placed::new(&case.w, number, 2));
-    let [x, w, out] = [&x, &w, &Placed::nothing(&case.out(), result)].map(|placed| placed.upload(client));
+    let (x, w) = (PlacedMatrices::new(&case.x, number, 1), PlacedMatrices::new(&case.w, number, 2));
+    let [x, w, out] =
+        [&x, &w, &PlacedMatrices::nothing(&case.out(), result)].map(|placed| placed.upload(client));
     let device = CudaDevice::new(0).to_id();
     let (x, w, to) = (x.matrix(), w.matrix(), out.matrix());
     let asked = MatrixProduct { device, x, w, out: to, may_round: false, bias: None, more: None };
@@ -50,8 +51,10 @@ fn the_library_is_right_for_matrices_of_every_layout_and_type() {
         {
             // A result in bfloat16 keeps 8 bits of sums that are of the size of the inner dimension's root.
             let tolerance = if numbers[1] == Number::Bf16 { 2e-2 } else { 1e-4 };
-            let expected =
-                product(&Placed::new(&case.x, numbers[0], 1), &Placed::new(&case.w, numbers[0], 2));
+            let expected = product(
+                &PlacedMatrices::new(&case.x, numbers[0], 1),
+                &PlacedMatrices::new(&case.w, numbers[0], 2),
+            );
             let outcome = by_library(&client, case, numbers)
                 .and_then(|found| is_right(&found, &expected, case.x.columns, tolerance));
             match outcome {

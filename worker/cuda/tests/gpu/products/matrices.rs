@@ -121,13 +121,13 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Numbers and the places where they lie on the GPU.
-pub struct Placed {
+pub struct PlacedMatrices {
     matrices: Matrices,
     number: Number,
     values: Vec<f32>,
 }
 
-impl Placed {
+impl PlacedMatrices {
     /// Values between -1 and 1, as the type holds them.
     pub fn new(matrices: &Matrices, number: Number, seed: u64) -> Self {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -153,7 +153,7 @@ impl Placed {
         f64::from(self.values[((batch % batches) * rows + row) * columns + column])
     }
 
-    pub fn upload(&self, client: &ComputeClient<CudaRuntime>) -> Uploaded {
+    pub fn upload(&self, client: &ComputeClient<CudaRuntime>) -> UploadedMatrices {
         let (strides, places) = self.matrices.strides(self.number);
         let width = self.number.bytes();
         // NaN in either type.
@@ -168,19 +168,19 @@ impl Placed {
             }
         }
         let whole = client.create_from_slice(&bytes);
-        Uploaded { whole, strides, shape: [batch, rows, columns], number: self.number }
+        UploadedMatrices { whole, strides, shape: [batch, rows, columns], number: self.number }
     }
 }
 
 /// The same on the GPU.
-pub struct Uploaded {
+pub struct UploadedMatrices {
     whole: Handle,
     strides: [usize; 3],
     shape: [usize; 3],
     number: Number,
 }
 
-impl Uploaded {
+impl UploadedMatrices {
     pub fn binding(&self) -> TensorBinding<CudaRuntime> {
         let handle = self.whole.clone().offset_start(GUARD as u64).offset_end(GUARD as u64);
         let (strides, shape) = (self.strides.as_slice().into(), self.shape.as_slice().into());
@@ -207,7 +207,7 @@ impl Uploaded {
 }
 
 /// In float64.
-pub fn product(x: &Placed, w: &Placed) -> Vec<f64> {
+pub fn product(x: &PlacedMatrices, w: &PlacedMatrices) -> Vec<f64> {
     let (inner, columns) = (x.matrices.columns, w.matrices.columns);
     let mut out = Vec::new();
     for batch in 0..x.matrices.batch.max(w.matrices.batch) {

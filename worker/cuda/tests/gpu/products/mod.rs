@@ -32,7 +32,7 @@ use cubek::{
 };
 
 use self::{
-    matrices::{Case, Number, Placed, cases, is_right, product},
+    matrices::{Case, Number, PlacedMatrices, cases, is_right, product},
     strategies::{Kernel, Use, kernels},
 };
 
@@ -50,9 +50,9 @@ enum Outcome {
 }
 
 fn run(client: &ComputeClient<CudaRuntime>, kernel: &Kernel, case: &Case, number: Number) -> Outcome {
-    let (x, w) = (Placed::new(&case.x, number, 1), Placed::new(&case.w, number, 2));
+    let (x, w) = (PlacedMatrices::new(&case.x, number, 1), PlacedMatrices::new(&case.w, number, 2));
     let expected = product(&x, &w);
-    let out = Placed::nothing(&case.out(), Number::Float);
+    let out = PlacedMatrices::nothing(&case.out(), Number::Float);
     let [x, w, out] = [&x, &w, &out].map(|matrix| matrix.upload(client));
     let place = number.place();
     let types = MatmulGlobalElems { lhs: place, rhs: place, out: Number::Float.place() };

@@ -36,7 +36,7 @@ fn load(dir: &Path) -> QwenVl<Flex> {
     QwenVl::load(dir, options, None, &mut layout, &FlexDevice).expect("a sound checkpoint")
 }
 
-fn decoder(model: &QwenVl<Flex>) -> &Streamed<Flex, DecoderLayer<Flex>> {
+fn decoder(model: &QwenVl<Flex>) -> &StreamedTower<Flex, DecoderLayer<Flex>> {
     match &model.text.layers.0 {
         Blocks::Streamed(streamed) => streamed,
         Blocks::Held(_) => panic!("it was loaded to be streamed"),
@@ -59,7 +59,7 @@ fn cut(dir: &Path) {
     file.set_len(len / 2).expect("it is ours");
 }
 
-fn in_memory(blocks: &Streamed<Flex, DecoderLayer<Flex>>) -> u64 {
+fn in_memory(blocks: &StreamedTower<Flex, DecoderLayer<Flex>>) -> u64 {
     blocks.files.now.load(Ordering::Relaxed)
 }
 

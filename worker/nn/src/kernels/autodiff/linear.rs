@@ -2,7 +2,7 @@
 
 use burn::{backend::Autodiff, tensor::Tensor};
 
-use super::node::{Tracked, plain, primitive, record, record_residual, tracked};
+use super::node::{TrackedTensor, plain, primitive, record, record_residual, tracked};
 use crate::kernels::{
     JoinedGradients, JoinedLayers, JoinedSaved, LowRank, LowRankSaved, ModelBackend, Weight,
 };
@@ -40,9 +40,9 @@ pub fn linear_leaving_weight<B: ModelBackend>(
 
 /// The node of [`LinearOps::linear`] with the value `y_no`.
 pub(super) fn linear_node<B: ModelBackend>(
-    x: Tracked<B>,
+    x: TrackedTensor<B>,
     w_oi: Weight<Autodiff<B>>,
-    bias: Option<Tracked<B>>,
+    bias: Option<TrackedTensor<B>>,
     y_no: Tensor<B, 2>,
 ) -> Tensor<Autodiff<B>, 2> {
     let w = match w_oi {
@@ -73,9 +73,9 @@ pub(super) fn linear_node<B: ModelBackend>(
 
 /// The same of a weight that is no tensor.
 fn quantized_node<B: ModelBackend>(
-    x: Tracked<B>,
+    x: TrackedTensor<B>,
     w_oi: Weight<B>,
-    bias: Option<Tracked<B>>,
+    bias: Option<TrackedTensor<B>>,
     y_no: Tensor<B, 2>,
 ) -> Tensor<Autodiff<B>, 2> {
     let w_for_dx = x.is_tracked().then_some(w_oi);
@@ -95,7 +95,7 @@ fn quantized_node<B: ModelBackend>(
 /// The node of [`LinearOps::lora_linear`] under a frozen weight: inputs `x`, and `a` and `b` of `update`;
 /// values as `lora_linear_saving` returns them.
 pub(super) fn lora_linear_node<B: ModelBackend>(
-    [x, a, b]: [Tracked<B>; 3],
+    [x, a, b]: [TrackedTensor<B>; 3],
     w_oi: Weight<B>,
     update: LowRank<B>,
     y_no: Tensor<B, 2>,
@@ -115,7 +115,7 @@ pub(super) fn lora_linear_node<B: ModelBackend>(
 /// The node of [`LinearOps::joined`]; `known` as `joined_saving` returns it. Inputs are `x`, and `a` and `b`
 /// of as many updates as there are.
 pub(super) fn joined_node<B: ModelBackend>(
-    x: Tracked<B>,
+    x: TrackedTensor<B>,
     layers: JoinedLayers<Autodiff<B>>,
     known: (Tensor<B, 2>, Option<Tensor<B, 2>>),
 ) -> Tensor<Autodiff<B>, 2> {
@@ -129,14 +129,14 @@ pub(super) fn joined_node<B: ModelBackend>(
 }
 
 fn joined_node_of<B: ModelBackend, const N: usize>(
-    x: Tracked<B>,
+    x: TrackedTensor<B>,
     layers: JoinedLayers<Autodiff<B>>,
     known: (Tensor<B, 2>, Option<Tensor<B, 2>>),
 ) -> Tensor<Autodiff<B>, 2> {
     let (y_no, down_nr) = known;
     let matrices = layers.updates.iter().flat_map(|update| [&update.a_ri, &update.b_or]);
     let factors: Vec<_> = matrices.map(|matrix| tracked(matrix.clone())).collect();
-    let inputs: [&Tracked<B>; N] =
+    let inputs: [&TrackedTensor<B>; N] =
         std::array::from_fn(|number| if number == 0 { &x } else { &factors[number - 1] });
     let saved = JoinedSaved { x_ni: plain(&x), down_nr, layers: joined_inner(layers) };
     let wants_dx = x.is_tracked();

@@ -20,23 +20,24 @@ use burn_autodiff::{
 };
 
 pub type Plain<B> = <B as BackendTypes>::FloatTensorPrimitive;
-pub type Tracked<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
+pub type TrackedTensor<B> = <Autodiff<B> as BackendTypes>::FloatTensorPrimitive;
 /// Gradients of a node's inputs; none where an input is not tracked.
-pub type Pulled<B, const N: usize> = [Option<Plain<B>>; N];
-type PullResidual<B, const N: usize> = Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> Pulled<B, N> + Send>;
+pub type InputGradients<B, const N: usize> = [Option<Plain<B>>; N];
+type PullResidual<B, const N: usize> =
+    Box<dyn FnOnce(Plain<B>, Option<Plain<B>>) -> InputGradients<B, N> + Send>;
 /// Takes the gradient of the output to those of the inputs.
 pub enum PullBack<B: BackendTypes, const N: usize> {
     /// As they are.
-    Apart(Box<dyn FnOnce(Plain<B>) -> Pulled<B, N> + Send>),
+    Apart(Box<dyn FnOnce(Plain<B>) -> InputGradients<B, N> + Send>),
     /// The first one together with what it is so far, by way of others who read the input: one pass less over
     /// it than a sum of its own.
     Residual(PullResidual<B, N>),
 }
 
 /// A node whose output is not known yet.
-pub type Unfinished<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
+pub type PendingNode<B, const N: usize> = OpsPrep<Node, B, State<B, N>, NoCheckpointing, N>;
 
-pub fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> Tracked<B> {
+pub fn tracked<B: Backend, const D: usize>(x: Tensor<Autodiff<B>, D>) -> TrackedTensor<B> {
     x.into_primitive().tensor()
 }
 
@@ -45,7 +46,7 @@ pub fn is_tracked<B: Backend, const D: usize>(x: &Tensor<Autodiff<B>, D>) -> boo
 }
 
 /// The values of a tracked tensor, shared.
-pub fn plain<B: Backend, const D: usize>(x: &Tracked<B>) -> Tensor<B, D> {
+pub fn plain<B: Backend, const D: usize>(x: &TrackedTensor<B>) -> Tensor<B, D> {
     from_primitive(x.primitive.clone())
 }
 
@@ -59,18 +60,18 @@ pub fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> Plain<B> {
 
 /// `output` as a function of `inputs`; `pull_back` runs at most once, and not at all if no input is tracked.
 pub fn record<B: Backend, const N: usize, const D: usize>(
-    inputs: [&Tracked<B>; N],
+    inputs: [&TrackedTensor<B>; N],
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>) -> InputGradients<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
 }
 
 /// The same with a gradient of the first input that is added to what it is so far, if it is anything.
 pub fn record_residual<B: Backend, const N: usize, const D: usize>(
-    inputs: [&Tracked<B>; N],
+    inputs: [&TrackedTensor<B>; N],
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> Pulled<B, N> + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>, Option<Tensor<B, D>>) -> InputGradients<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     let pull_back =
         move |gradient, sum: Option<Plain<B>>| pull_back(from_primitive(gradient), sum.map(from_primitive));
@@ -81,15 +82,15 @@ pub fn record_residual<B: Backend, const N: usize, const D: usize>(
 
 /// [`record`] for a node whose inputs' values may be used up already.
 pub fn finish<B: Backend, const N: usize, const D: usize>(
-    node: Unfinished<B, N>,
+    node: PendingNode<B, N>,
     output: Tensor<B, D>,
-    pull_back: impl FnOnce(Tensor<B, D>) -> Pulled<B, N> + Send + 'static,
+    pull_back: impl FnOnce(Tensor<B, D>) -> InputGradients<B, N> + Send + 'static,
 ) -> Tensor<Autodiff<B>, D> {
     finish_by(node, output, || PullBack::Apart(Box::new(move |gradient| pull_back(from_primitive(gradient)))))
 }
 
 fn finish_by<B: Backend, const N: usize, const D: usize>(
-    node: Unfinished<B, N>,
+    node: PendingNode<B, N>,
     output: Tensor<B, D>,
     pull_back: impl FnOnce() -> PullBack<B, N>,
 ) -> Tensor<Autodiff<B>, D> {

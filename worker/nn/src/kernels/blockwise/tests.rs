@@ -21,7 +21,7 @@ fn values<const D: usize>(shape: [usize; D], seed: u64, scale: f32) -> Tensor<F,
 
 /// In burn's own operations.
 impl Scores for Flex {
-    fn weigh(scores: Tensor<F, 4>, seen: &Seen<F>) -> (Tensor<F, 4>, Tensor<F, 3>) {
+    fn weigh(scores: Tensor<F, 4>, seen: &Keys<F>) -> (Tensor<F, 4>, Tensor<F, 3>) {
         let outside = outside(&scores, seen);
         let scores = (scores * seen.scale).mask_fill(outside.clone(), OUT);
         let largest = scores.clone().max_dim(3);
@@ -30,7 +30,7 @@ impl Scores for Flex {
         (weights / sum.clone(), by_query(largest + sum.log(), seen))
     }
 
-    fn weigh_again(scores: Tensor<F, 4>, lse_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
+    fn weigh_again(scores: Tensor<F, 4>, lse_bnh: Tensor<F, 3>, seen: &Keys<F>) -> Tensor<F, 4> {
         let outside = outside(&scores, seen);
         let scores = (scores * seen.scale).mask_fill(outside.clone(), OUT);
         (scores - by_row(lse_bnh, seen)).exp().mask_fill(outside, 0.0)
@@ -40,7 +40,7 @@ impl Scores for Flex {
         weights: Tensor<F, 4>,
         dweights: Tensor<F, 4>,
         delta_bnh: Tensor<F, 3>,
-        seen: &Seen<F>,
+        seen: &Keys<F>,
     ) -> Tensor<F, 4> {
         weights * (dweights - by_row(delta_bnh, seen)) * seen.scale
     }
@@ -51,21 +51,21 @@ impl Scores for Flex {
 }
 
 /// `[b, h, (g n), 1]` as `[b, n, (h g)]`.
-fn by_query(x: Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 3> {
+fn by_query(x: Tensor<F, 4>, seen: &Keys<F>) -> Tensor<F, 3> {
     let [batch, heads, ..] = x.dims();
     let x_bhgn = x.reshape([batch, heads, seen.group, seen.queries]);
     x_bhgn.permute([0, 3, 1, 2]).reshape([batch, seen.queries, heads * seen.group])
 }
 
 /// And back.
-fn by_row(x_bnh: Tensor<F, 3>, seen: &Seen<F>) -> Tensor<F, 4> {
+fn by_row(x_bnh: Tensor<F, 3>, seen: &Keys<F>) -> Tensor<F, 4> {
     let [batch, queries, heads] = x_bnh.dims();
     let x_bnhg = x_bnh.reshape([batch, queries, heads / seen.group, seen.group]);
     x_bnhg.permute([0, 2, 3, 1]).reshape([batch, heads / seen.group, seen.group * queries, 1])
 }
 
 /// Which scores a query does not see.
-fn outside(scores: &Tensor<F, 4>, seen: &Seen<F>) -> Tensor<F, 4, Bool> {
+fn outside(scores: &Tensor<F, 4>, seen: &Keys<F>) -> Tensor<F, 4, Bool> {
     let [batch, heads, rows, keys] = scores.dims();
     let ends: Vec<i64> = match &seen.bounds {
         Some(bounds) => bounds.clone().into_data().iter::<i64>().collect(),

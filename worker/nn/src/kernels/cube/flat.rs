@@ -10,7 +10,7 @@ use half::bf16;
 use super::launch::{UNITS, by_element, cube_sum, elements, empty, floats, len, primitive, width, wrapped};
 use crate::kernels::flat::{
     Run,
-    tensors::{BLOCK, Origins, Updated},
+    tensors::{BLOCK, Origins, Updates},
 };
 
 /// Gradients that one kernel adds, and runs that one updates. A kernel is compiled for each number that comes
@@ -206,18 +206,18 @@ fn squares_kernel(flat: &Array<f32>, sums: &mut Array<f32>, start: u64, end: u64
 
 /// AdamW on runs of a part.
 pub fn adamw<R, F, I, BT>(
-    state: Updated<CubeBackend<R, F, I, BT>>,
+    state: Updates<CubeBackend<R, F, I, BT>>,
     grads: &Tensor<CubeBackend<R, F, I, BT>, 1>,
     from: Origins,
     runs: &[Run],
-) -> Updated<CubeBackend<R, F, I, BT>>
+) -> Updates<CubeBackend<R, F, I, BT>>
 where
     R: CubeRuntime,
     F: FloatElement,
     I: IntElement,
     BT: BoolElement,
 {
-    let Updated { weights, moments: [exp_avg, exp_avg_sq] } = state;
+    let Updates { weights, moments: [exp_avg, exp_avg_sq] } = state;
     let [weights, exp_avg, exp_avg_sq] = [weights, exp_avg, exp_avg_sq].map(|x| owned(primitive(x)));
     let grads = floats(grads.clone());
     for runs in runs.chunks(AT_ONCE) {
@@ -250,7 +250,7 @@ where
             from.grads as u64,
         );
     }
-    Updated { weights: wrapped(weights), moments: [wrapped(exp_avg), wrapped(exp_avg_sq)] }
+    Updates { weights: wrapped(weights), moments: [wrapped(exp_avg), wrapped(exp_avg_sq)] }
 }
 
 /// A [`Run`]'s range.

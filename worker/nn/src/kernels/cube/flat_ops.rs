@@ -13,7 +13,7 @@ use crate::kernels::{
     FlatOps,
     flat::{
         Gradient, OnDevice, RowGradients, Run,
-        tensors::{Origins, Updated},
+        tensors::{Origins, Updates},
     },
 };
 
@@ -64,11 +64,11 @@ where
     }
 
     fn flat_adamw(
-        state: Updated<Self>,
+        state: Updates<Self>,
         grads: &Tensor<Self, 1>,
         from: Origins,
         runs: &[Run],
-    ) -> Updated<Self> {
+    ) -> Updates<Self> {
         flat::adamw(state, grads, from, runs)
     }
 }

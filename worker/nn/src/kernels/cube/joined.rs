@@ -17,7 +17,7 @@ use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
     launch::{contiguous_as, floats, narrowed, primitive, wrapped},
-    low_rank::{self, Factor, Scaled},
+    low_rank::{self, Factor, ScaledFactor},
     pointwise::{self, Finish},
     product::{product, product_finished, product_rounded},
 };
@@ -102,7 +102,7 @@ where
 }
 
 /// What reduces the input of a layer, and its factor.
-fn reducing<B, R>(update: &LowRank<B>) -> Scaled<R>
+fn reducing<B, R>(update: &LowRank<B>) -> ScaledFactor<R>
 where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,

@@ -23,7 +23,7 @@ use burn_cubecl::{CubeRuntime, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::InputScalar;
 
 pub use self::{
-    factor::{Factor, Scaled},
+    factor::{Factor, ScaledFactor},
     raise::raised,
 };
 use super::{
@@ -33,7 +33,7 @@ use super::{
 };
 
 /// A layer with its update, forward, or the gradient of its input.
-pub struct Applied<R: CubeRuntime> {
+pub struct LowRankProduct<R: CubeRuntime> {
     /// `x w + factor * (x m) m'`, finished.
     pub y: CubeTensor<R>,
     /// `factor * x m`.
@@ -60,12 +60,12 @@ pub fn applied<R: CubeRuntime>(
     w: CubeTensor<R>,
     update: Reduction<R>,
     finish: Finish<R>,
-) -> Applied<R> {
+) -> LowRankProduct<R> {
     let Reduction { m, raising, factor, dtype } = update;
-    let Reduced { mut downs, x } = reduced(x, vec![(m, factor)], narrow(w.dtype), dtype);
+    let LowRankReduction { mut downs, x } = reduced(x, vec![(m, factor)], narrow(w.dtype), dtype);
     let down = downs.remove(0);
     let y = product(x.clone(), w);
-    Applied { y: added(y, down.clone(), raising, finish), down, x }
+    LowRankProduct { y: added(y, down.clone(), raising, finish), down, x }
 }
 
 /// `y + down m'`, finished: `y` that has no other owner, in place.
@@ -90,7 +90,7 @@ pub fn narrow(weight: DType) -> Option<DType> {
 }
 
 /// What [`reduced`] makes.
-pub struct Reduced<R: CubeRuntime> {
+pub struct LowRankReduction<R: CubeRuntime> {
     /// `factor * x m` `[n, r]` for each matrix.
     pub downs: Vec<CubeTensor<R>>,
     /// `x`, in the type that was asked for.
@@ -102,11 +102,11 @@ pub struct Reduced<R: CubeRuntime> {
 /// type already.
 pub fn reduced<R: CubeRuntime>(
     x: CubeTensor<R>,
-    ms: Vec<Scaled<R>>,
+    ms: Vec<ScaledFactor<R>>,
     narrow: Option<DType>,
     down: DType,
-) -> Reduced<R> {
-    let together = |(m, _): &Scaled<R>| m.fits() && m.long_rows && m.rank() == ms[0].0.rank();
+) -> LowRankReduction<R> {
+    let together = |(m, _): &ScaledFactor<R>| m.fits() && m.long_rows && m.rank() == ms[0].0.rank();
     if ms.len() > 1 && !ms.iter().all(together) {
         let (mut downs, mut first) = (Vec::new(), None);
         for m in ms {
@@ -114,11 +114,11 @@ pub fn reduced<R: CubeRuntime>(
             downs.extend(made.downs);
             first.get_or_insert(made.x);
         }
-        return Reduced { downs, x: first.unwrap_or(x) };
+        return LowRankReduction { downs, x: first.unwrap_or(x) };
     }
     if !ms.iter().all(|(m, _)| m.fits()) {
         let wide = contiguous_as(x.clone(), DType::F32);
-        let made = |(m, factor): &Scaled<R>| {
+        let made = |(m, factor): &ScaledFactor<R>| {
             let low = mul_scalar(product(wide.clone(), m.reducing()), InputScalar::new(*factor, DType::F32));
             contiguous_as(low, down)
         };
@@ -127,19 +127,19 @@ pub fn reduced<R: CubeRuntime>(
             Some(dtype) => contiguous_as(x, dtype),
             None => x,
         };
-        return Reduced { downs, x };
+        return LowRankReduction { downs, x };
     }
     let rank = ms[0].0.rank();
     let rows = len(&x) / width(&x);
     let downs: Vec<_> = ms.iter().map(|_| empty(&x, [rows, rank].into(), down)).collect();
     let x = reduce::launch(x, ms, downs.clone(), narrow);
-    Reduced { downs, x }
+    LowRankReduction { downs, x }
 }
 
 /// `factor * x m` of all matrices side by side, `[n, rs]`, in the type of `x [n, long]`. Where `m` are rows,
 /// each reduces all of `x`, and else its own columns, one matrix after the other. All of them fit, and are of
 /// one rank.
-pub fn reduced_side_by_side<R: CubeRuntime>(x: CubeTensor<R>, ms: Vec<Scaled<R>>) -> CubeTensor<R> {
+pub fn reduced_side_by_side<R: CubeRuntime>(x: CubeTensor<R>, ms: Vec<ScaledFactor<R>>) -> CubeTensor<R> {
     let (rows, ranks) = (len(&x) / width(&x), ms.len() * ms[0].0.rank());
     let down = empty(&x, [rows, ranks].into(), x.dtype);
     reduce::launch(x, ms, vec![down.clone()], None);

@@ -24,7 +24,7 @@ pub fn rotary<R: CubeRuntime, const N: usize>(
         let [batch, tokens, heads, dim] = x.meta.shape().dims();
         empty(x, [batch, heads, tokens, dim].into(), x.dtype)
     });
-    rotate::<R, f32, N>(xs, ys.clone(), Written::ByHead, rotated, tables);
+    rotate::<R, f32, N>(xs, ys.clone(), OutputLayout::ByHead, rotated, tables);
     ys.map(|y| permute(y, &[0, 2, 1, 3]))
 }
 
@@ -35,7 +35,7 @@ pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     tables: Option<Tables<R>>,
 ) -> [CubeTensor<R>; N] {
     let dxs = dys.each_ref().map(|dy| empty(dy, dy.meta.shape().clone(), dy.dtype));
-    rotate::<R, f32, N>(dys, dxs.clone(), Written::ByToken, rotated, tables);
+    rotate::<R, f32, N>(dys, dxs.clone(), OutputLayout::ByToken, rotated, tables);
     dxs
 }
 
@@ -48,7 +48,7 @@ pub fn rotary_backward_joined<R: CubeRuntime, O: CubeElement + Float, const N: u
     let [batch, tokens, _, _] = dys[0].meta.shape().dims();
     let dx = empty(&dys[0], [batch * tokens, widths(&dys)].into(), O::dtype());
     let outputs = dys.each_ref().map(|_| dx.clone());
-    rotate::<R, O, N>(dys, outputs, Written::Joined, rotated, tables);
+    rotate::<R, O, N>(dys, outputs, OutputLayout::Joined, rotated, tables);
     dx
 }
 
@@ -63,7 +63,7 @@ fn widths<R: CubeRuntime>(xs: &[CubeTensor<R>]) -> usize {
 
 /// How outputs lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Written {
+enum OutputLayout {
     /// `[b, h, s, k]` each, forward.
     ByHead,
     /// `[b, s, h, k]` each, back.
@@ -81,7 +81,7 @@ pub fn has_pairs<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
 fn rotate<R: CubeRuntime, O: CubeElement + Float, const N: usize>(
     xs: [CubeTensor<R>; N],
     ys: [CubeTensor<R>; N],
-    written: Written,
+    written: OutputLayout,
     rotated: usize,
     tables: Option<Tables<R>>,
 ) {
@@ -97,7 +97,7 @@ fn rotate<R: CubeRuntime, O: CubeElement + Float, const N: usize>(
         let [of_batch, of_token, of_head] = [0, 1, 2].map(|axis| x.meta.strides()[axis] as u32);
         let [_, tokens, heads, _] = x.meta.shape().dims();
         let count = len(&x) / 2;
-        let to = if written == Written::Joined { [start, row] } else { [0, heads * dim] };
+        let to = if written == OutputLayout::Joined { [start, row] } else { [0, heads * dim] };
         start += heads * dim;
         let [start_of_row, row] = to.map(|elements| elements as u32);
         lies.push(LiesLaunch::new(
@@ -127,14 +127,14 @@ fn rotate<R: CubeRuntime, O: CubeElement + Float, const N: usize>(
         (dim / 2) as u32,
         angles as u32,
         rotated,
-        written != Written::ByHead,
+        written != OutputLayout::ByHead,
     );
 }
 
 /// How an input lies: its pairs, tokens and heads, and strides; and where it goes in a row of the output, and
 /// how long that is.
 #[derive(CubeType, CubeLaunch)]
-struct Lies {
+struct InputLayout {
     pairs: u32,
     tokens: u32,
     heads: u32,
@@ -151,7 +151,7 @@ struct Lies {
 fn rotate_kernel<O: Float>(
     inputs: &Sequence<Array<f32>>,
     outputs: &mut Sequence<Array<O>>,
-    lies: &Sequence<Lies>,
+    lies: &Sequence<InputLayout>,
     cos: &Array<f32>,
     sin: &Array<f32>,
     half: u32,

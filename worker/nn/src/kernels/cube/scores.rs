@@ -12,7 +12,7 @@ use burn_cubecl::{
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
 use super::launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width, wrapped};
-use crate::kernels::blockwise::{OUT, Scores, Seen};
+use crate::kernels::blockwise::{Keys, OUT, Scores};
 
 impl<R, F, I, BT> Scores for CubeBackend<R, F, I, BT>
 where
@@ -21,7 +21,7 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    fn weigh(scores: Tensor<Self, 4>, seen: &Seen<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
+    fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let [batch, heads, _, _] = scores.dims();
         let scores = floats(scores);
         let lse = empty(&scores, [batch, seen.queries, heads * seen.group].into(), DType::F32);
@@ -29,7 +29,7 @@ where
         (wrapped(scores), wrapped(lse))
     }
 
-    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Seen<Self>) -> Tensor<Self, 4> {
+    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Keys<Self>) -> Tensor<Self, 4> {
         let heads = scores.dims()[1];
         let scores = floats(scores);
         run(&scores, &floats(lse_bnh), heads, seen, false);
@@ -40,7 +40,7 @@ where
         weights: Tensor<Self, 4>,
         dweights: Tensor<Self, 4>,
         delta_bnh: Tensor<Self, 3>,
-        seen: &Seen<Self>,
+        seen: &Keys<Self>,
     ) -> Tensor<Self, 4> {
         let heads = weights.dims()[1];
         let (weights, dweights) = (floats(weights), floats(dweights));
@@ -131,7 +131,7 @@ fn run<R, F, I, BT>(
     scores: &CubeTensor<R>,
     lse: &CubeTensor<R>,
     heads: usize,
-    seen: &Seen<CubeBackend<R, F, I, BT>>,
+    seen: &Keys<CubeBackend<R, F, I, BT>>,
     fresh: bool,
 ) where
     R: CubeRuntime,

@@ -13,7 +13,7 @@ use burn::tensor::{Tensor, Transaction};
 use super::{
     Flat, OnDevice,
     adamw::{Part, Run},
-    tensors::{Origins, Updated},
+    tensors::{Origins, Updates},
 };
 use crate::kernels::ModelBackend;
 
@@ -37,10 +37,10 @@ pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) 
             false => (weights.taken(), weights_from + at.start),
         };
         let brought = moments.each_ref().map(|buffer| buffer.upload(at.clone()));
-        let state = Updated { weights: weights_there, moments: brought };
+        let state = Updates { weights: weights_there, moments: brought };
         let from = Origins { weights: weights_at, grads: grads_from + at.start };
         let run = Run { range: 0..at.len(), coefficients };
-        let Updated { weights: updated, moments: tensors } = B::flat_adamw(state, &grads, from, &[run]);
+        let Updates { weights: updated, moments: tensors } = B::flat_adamw(state, &grads, from, &[run]);
         let mut piece = Piece { at, weights_from, weights: None, moments: tensors };
         match weights.is_offloaded() {
             true => piece.weights = Some(updated),

@@ -9,7 +9,7 @@ use super::{
     adamw::{Average, Part, Run},
     device::{DeviceValues, HalvesOnDevice, OnDevice, SLACK, uploaded},
     host, offloaded,
-    tensors::{self, Origins, Updated},
+    tensors::{self, Origins, Updates},
 };
 use crate::kernels::{ModelBackend, upload};
 
@@ -100,7 +100,7 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
             offloaded::adamw(Part { weights, weights_from, state: [m, v], grads, grads_from }, runs);
         } else {
             let from = Origins { weights: weights_from, grads: grads_from };
-            let before = Updated { weights: weights.taken(), moments: [m.taken(), v.taken()] };
+            let before = Updates { weights: weights.taken(), moments: [m.taken(), v.taken()] };
             let after = B::flat_adamw(before, &grads.tensor(), from, runs);
             weights.give_back(after.weights);
             [m, v].into_iter().zip(after.moments).for_each(|(buffer, values)| buffer.give_back(values));

@@ -23,7 +23,7 @@ pub(in crate::kernels) const BLOCK: usize = 4 << 10;
 
 /// The buffers that AdamW changes. `weights` may be longer than the part, which begins at `weights_from`.
 #[derive(Clone, Debug)]
-pub struct Updated<B: Backend> {
+pub struct Updates<B: Backend> {
     /// Weights.
     pub weights: Tensor<B, 1>,
     /// First and second moments of the part.
@@ -97,9 +97,9 @@ pub fn squares<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Vec<Ten
 }
 
 /// AdamW on one run of a part: the arithmetic of [`adamw`](super::adamw), operation by operation.
-pub fn adamw<B: Backend>(state: Updated<B>, grads: &Tensor<B, 1>, from: Origins, run: &Run) -> Updated<B> {
+pub fn adamw<B: Backend>(state: Updates<B>, grads: &Tensor<B, 1>, from: Origins, run: &Run) -> Updates<B> {
     let c = &run.coefficients;
-    pieces(&run.range).fold(state, |Updated { weights, moments: [first, second] }, at| {
+    pieces(&run.range).fold(state, |Updates { weights, moments: [first, second] }, at| {
         let shifted = |origin: usize| origin + at.start..origin + at.end;
         let g = part(grads, &shifted(from.grads)) * c.factor;
         let m = part(&first, &at);
@@ -107,7 +107,7 @@ pub fn adamw<B: Backend>(state: Updated<B>, grads: &Tensor<B, 1>, from: Origins,
         let v = part(&second, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
         let step = moved(m.clone(), v.clone(), c);
         let w = part(&weights, &shifted(from.weights)) * c.keep - step;
-        Updated {
+        Updates {
             weights: put(weights, shifted(from.weights), w),
             moments: [put(first, at.clone(), m), put(second, at, v)],
         }

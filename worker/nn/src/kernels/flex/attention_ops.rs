@@ -4,9 +4,9 @@ use burn::{backend::Flex, tensor::Tensor};
 
 use super::{
     attention,
-    border::{Strided, Values, attention_inputs, changed, is_f32, tensor},
+    border::{BshkView, Values, attention_inputs, changed, is_f32, tensor},
     pointwise, rows,
-    softmax::{self, Added},
+    softmax::{self, ScoreBias},
 };
 use crate::{
     kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, backward, reference},
@@ -51,7 +51,7 @@ impl AttentionOps for Flex {
             return AttentionOutput { out_bshk, lse_bsh: None };
         }
         let shape @ [batch, queries, heads, _] = q_bshk.dims();
-        let (q, k, v) = (Strided::of(q_bshk), Strided::of(k_bshk), Strided::of(v_bshk));
+        let (q, k, v) = (BshkView::of(q_bshk), BshkView::of(k_bshk), BshkView::of(v_bshk));
         let inputs = attention_inputs([&q, &k, &v], mask, scale);
         let (out, lse) = attention::forward(&inputs);
         AttentionOutput { out_bshk: tensor(out, shape), lse_bsh: Some(tensor(lse, [batch, queries, heads])) }
@@ -68,8 +68,8 @@ impl AttentionOps for Flex {
             return backward::attention(saved, mask, scale, dout_bshk);
         };
         let (q_shape, k_shape) = (saved.q_bshk.dims(), saved.k_bshk.dims());
-        let (q, k, v) = (Strided::of(saved.q_bshk), Strided::of(saved.k_bshk), Strided::of(saved.v_bshk));
-        let (out, dout) = (Strided::of(saved.output.out_bshk), Strided::of(dout_bshk));
+        let (q, k, v) = (BshkView::of(saved.q_bshk), BshkView::of(saved.k_bshk), BshkView::of(saved.v_bshk));
+        let (out, dout) = (BshkView::of(saved.output.out_bshk), BshkView::of(dout_bshk));
         let lse = Values::of(lse_bsh);
         let inputs = attention_inputs([&q, &k, &v], mask, scale);
         let outputs = attention::Outputs { out: out.heads(), lse: lse.get(), dout: dout.heads() };
@@ -85,7 +85,7 @@ impl AttentionOps for Flex {
         let shape = scores.dims();
         let held: Vec<_> = added.iter().map(|added| (Values::of(added.clone()), added.dims())).collect();
         let added: Vec<_> =
-            held.iter().map(|(values, shape)| Added { values: values.get(), shape: *shape }).collect();
+            held.iter().map(|(values, shape)| ScoreBias { values: values.get(), shape: *shape }).collect();
         changed(scores, |scores| softmax::forward(scores, shape, &added))
     }
 

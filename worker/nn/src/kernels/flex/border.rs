@@ -101,13 +101,13 @@ impl WeightValues {
 }
 
 /// A `[b, s, h, k]` tensor whose last axis is contiguous.
-pub struct Strided {
+pub struct BshkView {
     tensor: FlexTensor,
     /// `[b, s, h, k]`.
     pub shape: [usize; 4],
 }
 
-impl Strided {
+impl BshkView {
     /// Converted and copied where it has to be.
     pub fn of(x: Tensor<Flex, 4>) -> Self {
         let shape = x.dims();
@@ -130,7 +130,7 @@ impl Strided {
 
 /// What attention works on, once shapes agree.
 pub fn attention_inputs<'a>(
-    [q, k, v]: [&'a Strided; 3],
+    [q, k, v]: [&'a BshkView; 3],
     mask: &'a AttentionMask,
     scale: f64,
 ) -> attention::Inputs<'a> {

@@ -165,9 +165,9 @@ impl<'a> MatMut<'a> {
 }
 
 /// Part of a new buffer that holds nothing yet: writing all of it makes a [`MatMut`].
-pub struct Unwritten<'a>(MatMut<'a>);
+pub struct UnwrittenMat<'a>(MatMut<'a>);
 
-impl<'a> Unwritten<'a> {
+impl<'a> UnwrittenMat<'a> {
     /// Every element `value`.
     pub fn filled(self, value: f32) -> MatMut<'a> {
         for i in 0..self.0.rows {
@@ -210,12 +210,12 @@ pub fn build(
     [rows, cols]: [usize; 2],
     width: usize,
     work: Work,
-    write: impl for<'a> Fn(Range<usize>, Unwritten<'a>) -> MatMut<'a> + Sync,
+    write: impl for<'a> Fn(Range<usize>, UnwrittenMat<'a>) -> MatMut<'a> + Sync,
 ) -> Vec<f32> {
     let mut buffer = Vec::<f32>::with_capacity(rows * cols);
     let pointer = buffer.as_mut_ptr();
     let whole = MatMut { pointer, rows, cols, row_stride: cols, owner: PhantomData };
-    let blocks = whole.col_blocks(width).into_iter().map(Unwritten).enumerate().collect();
+    let blocks = whole.col_blocks(width).into_iter().map(UnwrittenMat).enumerate().collect();
     parallel::for_each(blocks, work, |(i, block)| {
         let start = i * width;
         let range = start..start + block.0.cols;

@@ -10,14 +10,14 @@ use super::{
 const NOTHING: f32 = -87.0;
 
 /// What is added to scores, `[b or 1, heads or 1, queries or 1, keys]`.
-pub struct Added<'a> {
+pub struct ScoreBias<'a> {
     /// Row-major.
     pub values: &'a [f32],
     /// Its axes.
     pub shape: [usize; 4],
 }
 
-impl Added<'_> {
+impl ScoreBias<'_> {
     /// What is added to the scores of a row.
     fn row(&self, place: [usize; 3]) -> &[f32] {
         let [batch, heads, queries, keys] = self.shape;
@@ -29,7 +29,7 @@ impl Added<'_> {
 }
 
 /// Scores of these axes become weights.
-pub fn forward(scores: &mut [f32], [_, heads, queries, keys]: [usize; 4], added: &[Added<'_>]) {
+pub fn forward(scores: &mut [f32], [_, heads, queries, keys]: [usize; 4], added: &[ScoreBias<'_>]) {
     let (rows, work) = (at_once(keys), Work::values((2 + added.len()) * scores.len()));
     let blocks = scores.chunks_mut(rows * keys.max(1)).enumerate().collect();
     parallel::for_each(blocks, work, |(block, scores): (usize, &mut [f32])| {

@@ -29,13 +29,13 @@ pub(super) fn held(weight: Weight<Sizes>) -> Option<Raw> {
 }
 
 /// A fused operation: what it reads, what it makes, what it needs meanwhile.
-pub(super) struct Fused {
+pub(super) struct Fusion {
     client: Client,
     inputs: Vec<Raw>,
     outputs: Vec<(Shape, DType)>,
 }
 
-impl Fused {
+impl Fusion {
     pub fn new<const N: usize>(inputs: [Raw; N]) -> Self {
         Self { client: inputs[0].client.clone(), inputs: inputs.into(), outputs: Vec::new() }
     }

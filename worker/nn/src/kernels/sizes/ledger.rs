@@ -15,7 +15,7 @@ use super::{
 /// What is in use, and the most that ever was.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    tensors: HashMap<TensorId, Held>,
+    tensors: HashMap<TensorId, BufferUse>,
     stores: HashMap<u64, Store>,
     next: u64,
     /// Whether results lie as on a GPU; else as on a CPU.
@@ -33,7 +33,7 @@ pub(super) struct Ledger {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct BufferUse {
     store: u64,
     /// Contiguous from the store's first element on.
     whole: bool,
@@ -50,7 +50,7 @@ pub(super) fn bytes_of(shape: &Shape, dtype: DType) -> u64 {
 }
 
 /// Where the result of an operation lies.
-enum Placing {
+enum ResultPlace {
     /// In a buffer of its own.
     New,
     /// In that of the first input.
@@ -85,7 +85,7 @@ impl Ledger {
         self.next += 1;
         let store = self.next;
         self.stores.insert(store, Store { bytes, tensors: 1 });
-        self.tensors.insert(tensor.id, Held { store, whole: true });
+        self.tensors.insert(tensor.id, BufferUse { store, whole: true });
         self.live += bytes;
         self.peak = self.peak.max(self.live);
         self.note(Allocation::Taken(store, bytes));
@@ -105,12 +105,12 @@ impl Ledger {
     fn share(&mut self, of: TensorId, by: TensorId, whole: bool) {
         let held = self.tensors[&of];
         self.stores.get_mut(&held.store).expect("held").tensors += 1;
-        self.tensors.insert(by, Held { store: held.store, whole: whole && held.whole });
+        self.tensors.insert(by, BufferUse { store: held.store, whole: whole && held.whole });
     }
 
     /// Drops a tensor, and its buffer with its last owner.
     pub fn release(&mut self, tensor: TensorId) {
-        let Some(Held { store, .. }) = self.tensors.remove(&tensor) else { return };
+        let Some(BufferUse { store, .. }) = self.tensors.remove(&tensor) else { return };
         let held = self.stores.get_mut(&store).expect("held");
         held.tensors -= 1;
         if held.tensors == 0 {
@@ -120,21 +120,23 @@ impl Ledger {
         }
     }
 
-    fn place(&self, op: &OperationIr) -> Placing {
+    fn place(&self, op: &OperationIr) -> ResultPlace {
         use BaseOperationIr as Base;
         match op {
             OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) | OperationIr::BaseBool(base) => {
                 match base {
-                    Base::Reshape(it) if self.tensors[&it.input.id].whole => Placing::View { whole: true },
-                    Base::SwapDims(it) => {
-                        Placing::View { whole: it.input.shape == it.out.shape && it.dim1 == it.dim2 }
+                    Base::Reshape(it) if self.tensors[&it.input.id].whole => {
+                        ResultPlace::View { whole: true }
                     }
-                    Base::Permute(_) => Placing::View { whole: false },
-                    Base::Expand(it) => Placing::View { whole: it.input.shape == it.out.shape },
-                    Base::Slice(it) => Placing::View { whole: it.tensor.shape == it.out.shape },
-                    Base::SliceAssign(it) if self.is_alone(&it.tensor) => Placing::InPlace,
-                    Base::Cast(it) if it.input.dtype == it.out.dtype => Placing::View { whole: true },
-                    _ => Placing::New,
+                    Base::SwapDims(it) => {
+                        ResultPlace::View { whole: it.input.shape == it.out.shape && it.dim1 == it.dim2 }
+                    }
+                    Base::Permute(_) => ResultPlace::View { whole: false },
+                    Base::Expand(it) => ResultPlace::View { whole: it.input.shape == it.out.shape },
+                    Base::Slice(it) => ResultPlace::View { whole: it.tensor.shape == it.out.shape },
+                    Base::SliceAssign(it) if self.is_alone(&it.tensor) => ResultPlace::InPlace,
+                    Base::Cast(it) if it.input.dtype == it.out.dtype => ResultPlace::View { whole: true },
+                    _ => ResultPlace::New,
                 }
             }
             OperationIr::NumericFloat(_, numeric) => match numeric {
@@ -144,7 +146,7 @@ impl Ledger {
                 | NumericOperationIr::Div(it)
                     if it.lhs.shape == it.rhs.shape && self.is_alone(&it.lhs) =>
                 {
-                    Placing::InPlace
+                    ResultPlace::InPlace
                 }
                 NumericOperationIr::AddScalar(it)
                 | NumericOperationIr::SubScalar(it)
@@ -152,9 +154,9 @@ impl Ledger {
                 | NumericOperationIr::DivScalar(it)
                     if self.is_alone(&it.lhs) =>
                 {
-                    Placing::InPlace
+                    ResultPlace::InPlace
                 }
-                _ => Placing::New,
+                _ => ResultPlace::New,
             },
             OperationIr::Float(_, float) => match float {
                 FloatOperationIr::Exp(it)
@@ -165,17 +167,17 @@ impl Ledger {
                 | FloatOperationIr::Recip(it)
                     if self.is_alone(&it.input) =>
                 {
-                    Placing::InPlace
+                    ResultPlace::InPlace
                 }
-                _ => Placing::New,
+                _ => ResultPlace::New,
             },
             OperationIr::Custom(it) => match it.id.as_str() {
-                "part" => Placing::View { whole: false },
-                "lies" => Placing::View { whole: true },
-                "changed" if self.is_alone(it.inputs.last().expect("one")) => Placing::InPlace,
-                _ => Placing::New,
+                "part" => ResultPlace::View { whole: false },
+                "lies" => ResultPlace::View { whole: true },
+                "changed" if self.is_alone(it.inputs.last().expect("one")) => ResultPlace::InPlace,
+                _ => ResultPlace::New,
             },
-            _ => Placing::New,
+            _ => ResultPlace::New,
         }
     }
 
@@ -195,12 +197,12 @@ impl Ledger {
         }
         self.flops += products::of(op);
         match self.place(op) {
-            Placing::New => op.outputs().for_each(|output| self.take(output)),
-            Placing::View { whole } => {
+            ResultPlace::New => op.outputs().for_each(|output| self.take(output)),
+            ResultPlace::View { whole } => {
                 let (of, by) = (op.inputs().next(), op.outputs().next());
                 self.share(of.expect("a view is of something").id, by.expect("one").id, whole);
             }
-            Placing::InPlace => {
+            ResultPlace::InPlace => {
                 let of = match op {
                     OperationIr::Custom(it) => it.inputs.last(),
                     _ => op.inputs().next(),

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    fused::{Fused, held, next, raw},
+    fused::{Fusion, held, next, raw},
     on_gpu::{self, is_on_gpu},
     products,
     router::Sizes,
@@ -31,7 +31,7 @@ impl LinearOps for Sizes {
         }
         let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
         let scratch = panels(rows, &w_oi);
-        Fused::new([raw(x_ni)])
+        Fusion::new([raw(x_ni)])
             .and(held(w_oi))
             .and(bias_o.map(raw))
             .makes([rows, outputs])
@@ -48,19 +48,19 @@ impl LinearOps for Sizes {
         }
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
         let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
-        let fused = Fused::new([raw(dy_no)]).and(held(w_oi));
+        let fused = Fusion::new([raw(dy_no)]).and(held(w_oi));
         fused.makes([rows, inputs]).computes(flops).needs(scratch).one()
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
         let flops = products::linear([rows, inputs, outputs]);
-        Fused::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).computes(flops).one()
+        Fusion::new([raw(dy_no), raw(x_ni)]).makes([outputs, inputs]).computes(flops).one()
     }
 
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, _sum: GradientSlot<'_>) {
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        Fused::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
+        Fusion::new([raw(dy_no), raw(x_ni)]).computes(products::linear([rows, inputs, outputs])).run();
     }
 
     fn lora_linear_saving(
@@ -76,7 +76,7 @@ impl LinearOps for Sizes {
         let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
         let scratch = panels(rows, &w_oi).max(dropped);
-        let mut made = Fused::new([raw(x_ni), raw(update.a_ri.clone()), raw(update.b_or.clone())])
+        let mut made = Fusion::new([raw(x_ni), raw(update.a_ri.clone()), raw(update.b_or.clone())])
             .and(held(w_oi))
             .and(bias_o.map(raw))
             .makes([rows, outputs])
@@ -104,7 +104,7 @@ impl LinearOps for Sizes {
         // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
         let [dense, down, up] =
             [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
-        let fused = Fused::new([x_ni, down_nr, update.a_ri, update.b_or, dy_no].map(raw))
+        let fused = Fusion::new([x_ni, down_nr, update.a_ri, update.b_or, dy_no].map(raw))
             .and(held(w_oi))
             .makes([rank, inputs])
             .makes([outputs, rank])

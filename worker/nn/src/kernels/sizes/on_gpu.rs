@@ -13,14 +13,14 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    fused::{Fused, next, raw},
+    fused::{Fusion, next, raw},
     products,
     router::Sizes,
 };
 use crate::kernels::{
     AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, JoinedGradients, JoinedLayers, JoinedSaved,
     LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight,
-    blockwise::{self, Scores, Seen},
+    blockwise::{self, Keys, Scores},
     packed::PackedMatrix,
     weight::packed_dims,
 };
@@ -45,14 +45,14 @@ fn as_type(x: Tensor<Sizes, 2>, dtype: DType) -> Tensor<Sizes, 2> {
         return x;
     }
     let shape = x.dims();
-    Fused::new([raw(x)]).makes_in(shape, dtype).one()
+    Fusion::new([raw(x)]).makes_in(shape, dtype).one()
 }
 
 /// See [`WeightOps::unpacked`].
 pub(super) fn unpacked(parts: &[PackedMatrix<Sizes>]) -> Tensor<Sizes, 2> {
     let mut words = parts.iter().map(|part| part.words().into_primitive());
     let first = words.next().expect("a weight has parts");
-    Fused::new([first]).and(words).makes_in(packed_dims(parts), DType::BF16).one()
+    Fusion::new([first]).and(words).makes_in(packed_dims(parts), DType::BF16).one()
 }
 
 /// A product of this arithmetic, in float32.
@@ -62,7 +62,7 @@ fn product(
     [rows, inputs, outputs]: [usize; 3],
     width: usize,
 ) -> Tensor<Sizes, 2> {
-    let fused = Fused::new([raw(x), raw(w_oi)]);
+    let fused = Fusion::new([raw(x), raw(w_oi)]);
     fused.makes([rows, width]).computes(products::linear([rows, inputs, outputs])).one()
 }
 
@@ -87,7 +87,7 @@ pub(super) fn linear_input_gradient(dy_no: Tensor<Sizes, 2>, w_oi: Weight<Sizes>
 /// What an update makes of rows: `[n, r]`, in this type.
 fn low(x: &Tensor<Sizes, 2>, [rows, width, rank]: [usize; 3], dtype: DType) -> Tensor<Sizes, 2> {
     let flops = products::linear([rows, width, rank]);
-    Fused::new([raw(x.clone())]).makes_in([rows, rank], dtype).computes(flops).one()
+    Fusion::new([raw(x.clone())]).makes_in([rows, rank], dtype).computes(flops).one()
 }
 
 /// See [`LinearOps::lora_linear_saving`].
@@ -102,7 +102,7 @@ pub(super) fn lora_linear(
     let x_ni = if w_oi.dtype() == x_ni.dtype() { x_ni } else { as_type(x_ni, DType::F32) };
     let down_nr = low(&x_ni, [rows, inputs, rank], x_ni.dtype());
     let y_no = product(rounded_like(x_ni, w_oi.dtype()), w_oi, [rows, inputs, outputs], outputs);
-    let raised = Fused::new([raw(down_nr.clone()), raw(y_no)]).makes([rows, outputs]);
+    let raised = Fusion::new([raw(down_nr.clone()), raw(y_no)]).makes([rows, outputs]);
     let y_no = next(&mut raised.computes(products::linear([rows, rank, outputs])).named("changed"));
     (y_no, down_nr)
 }
@@ -124,7 +124,7 @@ pub(super) fn lora_linear_backward(
     let dx_ni = wants_dx.then(|| {
         let w_oi = w_oi.into_tensor(&device);
         let dx_ni = product(narrow_no.clone(), w_oi, [rows, inputs, outputs], inputs);
-        let raised = Fused::new([raw(ddown_nr.clone()), raw(dx_ni)]).makes([rows, inputs]);
+        let raised = Fusion::new([raw(ddown_nr.clone()), raw(dx_ni)]).makes([rows, inputs]);
         next(&mut raised.computes(products::linear([rows, rank, inputs])).named("changed"))
     });
     let dy_no = if dtype == DType::F32 { dy_no } else { narrow_no };
@@ -148,7 +148,7 @@ pub(super) fn joined(
     let down_nr = (ranks > 0).then(|| low(&x_ni, [rows, inputs, ranks], dtype));
     let raised = layers.updates.iter().zip(&layers.outputs);
     let raised: u64 = raised.map(|(update, &o)| products::linear([rows, update.a_ri.dims()[0], o])).sum();
-    let made = Fused::new([raw(x_ni), raw(w_oi)])
+    let made = Fusion::new([raw(x_ni), raw(w_oi)])
         .makes_in([rows, outputs], if layers.rounded { dtype } else { DType::F32 })
         .computes(products::linear([rows, inputs, outputs]) + raised);
     (made.one(), down_nr)
@@ -174,14 +174,14 @@ pub(super) fn joined_backward(
     let through: u64 =
         of_updates.map(|(update, &o)| products::linear([rows, update.a_ri.dims()[0], o])).sum();
     let ddown_nr = (ranks > 0).then(|| {
-        let reduced = Fused::new([raw(dy_no.clone())]).makes_in([rows, ranks], dtype).computes(through);
+        let reduced = Fusion::new([raw(dy_no.clone())]).makes_in([rows, ranks], dtype).computes(through);
         reduced.one::<2>()
     });
     let dx_ni = wants_dx.then(|| {
         let w_oi = layers.w_oi.clone().into_tensor(&dy_no.device());
         let dx_ni = product(dy_no.clone(), w_oi, [rows, inputs, outputs], inputs);
         // What others send is added where the product lies, and what an update adds.
-        let added = Fused::new([raw(dx_ni)]).makes([rows, inputs]);
+        let added = Fusion::new([raw(dx_ni)]).makes([rows, inputs]);
         next(&mut added.computes(products::linear([rows, ranks, inputs])).named("changed"))
     });
     drop(sum_ni);
@@ -190,7 +190,7 @@ pub(super) fn joined_backward(
     };
     let da_ri = Sizes::linear_weight_gradient(ddown_nr, as_type(x_ni, dtype));
     // Rows of one layer by ranks of all are made; what is asked for is a block of them.
-    let db_or = Fused::new([raw(dy_no), raw(down_nr)]).makes([outputs, ranks]).computes(through).one::<2>();
+    let db_or = Fusion::new([raw(dy_no), raw(down_nr)]).makes([outputs, ranks]).computes(through).one::<2>();
     let (mut row, mut rank) = (0, 0);
     let of_layer = |(update, &outputs): (&LowRank<Sizes>, &usize)| {
         let of = update.a_ri.dims()[0];
@@ -213,7 +213,7 @@ pub(super) fn rope(
         return [q_bshk, Sizes::rotary(k_bshk, cos_bsk, sin_bsk), v_bshk];
     }
     let (q, k, v) = (q_bshk.dims(), k_bshk.dims(), v_bshk.dims());
-    let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw)).makes(q).makes(k).makes(v).run();
+    let mut made = Fusion::new([q_bshk, k_bshk, v_bshk].map(raw)).makes(q).makes(k).makes(v).run();
     [next(&mut made), next(&mut made), next(&mut made)]
 }
 
@@ -225,7 +225,7 @@ pub(super) fn rope_backward_joined(
 ) -> Tensor<Sizes, 2> {
     let [b, s, _, k] = gradients_bshk[0].dims();
     let heads: usize = gradients_bshk.iter().map(|gradient| gradient.dims()[2]).sum();
-    Fused::new(gradients_bshk.map(raw)).makes_in([b * s, heads * k], to.unwrap_or(DType::F32)).one()
+    Fusion::new(gradients_bshk.map(raw)).makes_in([b * s, heads * k], to.unwrap_or(DType::F32)).one()
 }
 
 /// See [`AttentionOps::attention_saving`].
@@ -261,26 +261,26 @@ pub(super) fn attention_backward(
 }
 
 impl Scores for Sizes {
-    fn weigh(scores: Tensor<Self, 4>, seen: &Seen<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
+    fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let (shape, [batch, heads, _, _]) = (scores.dims(), scores.dims());
         let lse_bnh =
-            Fused::new([raw(scores.clone())]).makes([batch, seen.queries, heads * seen.group]).one::<3>();
-        (next(&mut Fused::new([raw(scores)]).makes(shape).named("changed")), lse_bnh)
+            Fusion::new([raw(scores.clone())]).makes([batch, seen.queries, heads * seen.group]).one::<3>();
+        (next(&mut Fusion::new([raw(scores)]).makes(shape).named("changed")), lse_bnh)
     }
 
-    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, _seen: &Seen<Self>) -> Tensor<Self, 4> {
+    fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, _seen: &Keys<Self>) -> Tensor<Self, 4> {
         let shape = scores.dims();
-        next(&mut Fused::new([raw(lse_bnh), raw(scores)]).makes(shape).named("changed"))
+        next(&mut Fusion::new([raw(lse_bnh), raw(scores)]).makes(shape).named("changed"))
     }
 
     fn pull(
         weights: Tensor<Self, 4>,
         dweights: Tensor<Self, 4>,
         delta_bnh: Tensor<Self, 3>,
-        _seen: &Seen<Self>,
+        _seen: &Keys<Self>,
     ) -> Tensor<Self, 4> {
         let shape = dweights.dims();
-        let fused = Fused::new([raw(weights), raw(delta_bnh), raw(dweights)]);
+        let fused = Fusion::new([raw(weights), raw(delta_bnh), raw(dweights)]);
         next(&mut fused.makes(shape).named("changed"))
     }
 
@@ -290,7 +290,7 @@ impl Scores for Sizes {
         cut: bool,
     ) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
         let shape @ [batch, tokens, heads, _] = x_bshk.dims();
-        let fused = Fused::new([raw(x_bshk.clone()), raw(y_bshk)]).makes([batch, tokens, heads]);
+        let fused = Fusion::new([raw(x_bshk.clone()), raw(y_bshk)]).makes([batch, tokens, heads]);
         if cut || heads == 1 {
             return (fused.one(), x_bshk);
         }
@@ -300,11 +300,11 @@ impl Scores for Sizes {
 
     fn by_head(x_bshk: Tensor<Self, 4>) -> Tensor<Self, 4> {
         let [batch, tokens, heads, width] = x_bshk.dims();
-        next(&mut Fused::new([raw(x_bshk)]).makes([batch, heads, tokens, width]).named("lies"))
+        next(&mut Fusion::new([raw(x_bshk)]).makes([batch, heads, tokens, width]).named("lies"))
     }
 
     fn by_segment(x_1shk: Tensor<Self, 4>, _start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
         let [_, _, heads, width] = x_1shk.dims();
-        next(&mut Fused::new([raw(x_1shk)]).makes([segments, len, heads, width]).named("part"))
+        next(&mut Fusion::new([raw(x_1shk)]).makes([segments, len, heads, width]).named("part"))
     }
 }

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Int, Tensor};
 
 use super::{
-    fused::{Fused, next, raw},
+    fused::{Fusion, next, raw},
     on_gpu::{self, is_on_gpu},
     products,
     router::{Client, Sizes, SizesDevice},
@@ -26,7 +26,7 @@ fn most_keys(mask: &AttentionMask, keys: usize) -> usize {
 impl RowOps for Sizes {
     fn rms_norm(x_nd: Tensor<Self, 2>, gain_d: Tensor<Self, 1>, _eps: f64) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        Fused::new([raw(x_nd), raw(gain_d)]).makes(shape).one()
+        Fusion::new([raw(x_nd), raw(gain_d)]).makes(shape).one()
     }
 
     fn rms_norm_for_rounding(
@@ -36,7 +36,7 @@ impl RowOps for Sizes {
         to: DType,
     ) -> Tensor<Self, 2> {
         let (shape, to) = (x_nd.dims(), if is_on_gpu(&x_nd) { to } else { DType::F32 });
-        Fused::new([raw(x_nd), raw(gain_d)]).makes_in(shape, to).one()
+        Fusion::new([raw(x_nd), raw(gain_d)]).makes_in(shape, to).one()
     }
 
     fn rms_norm_backward(
@@ -46,22 +46,22 @@ impl RowOps for Sizes {
         _eps: f64,
     ) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        Fused::new([raw(x_nd), raw(gain_d), raw(dy_nd)]).makes(shape).one()
+        Fusion::new([raw(x_nd), raw(gain_d), raw(dy_nd)]).makes(shape).one()
     }
 
     fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = gate_nf.dims();
-        Fused::new([raw(gate_nf), raw(up_nf)]).makes(shape).one()
+        Fusion::new([raw(gate_nf), raw(up_nf)]).makes(shape).one()
     }
 
     fn swiglu_for_rounding(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, to: DType) -> Tensor<Self, 2> {
         let (shape, to) = (gate_nf.dims(), if is_on_gpu(&gate_nf) { to } else { DType::F32 });
-        Fused::new([raw(gate_nf), raw(up_nf)]).makes_in(shape, to).one()
+        Fusion::new([raw(gate_nf), raw(up_nf)]).makes_in(shape, to).one()
     }
 
     fn swiglu_joined(gate_up_ne: Tensor<Self, 2>, to: Option<DType>) -> Tensor<Self, 2> {
         let [rows, both] = gate_up_ne.dims();
-        Fused::new([raw(gate_up_ne)]).makes_in([rows, both / 2], to.unwrap_or(DType::F32)).one()
+        Fusion::new([raw(gate_up_ne)]).makes_in([rows, both / 2], to.unwrap_or(DType::F32)).one()
     }
 
     fn swiglu_joined_backward(
@@ -70,7 +70,7 @@ impl RowOps for Sizes {
         to: Option<DType>,
     ) -> Tensor<Self, 2> {
         let shape = gate_up_ne.dims();
-        let fused = Fused::new([raw(gate_up_ne), raw(dy_nf)]);
+        let fused = Fusion::new([raw(gate_up_ne), raw(dy_nf)]);
         fused.makes_in(shape, to.unwrap_or(DType::F32)).one()
     }
 
@@ -80,23 +80,23 @@ impl RowOps for Sizes {
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         let shape = gate_nf.dims();
-        let mut made = Fused::new([gate_nf, up_nf, dy_nf].map(raw)).makes(shape).makes(shape).run();
+        let mut made = Fusion::new([gate_nf, up_nf, dy_nf].map(raw)).makes(shape).makes(shape).run();
         (next(&mut made), next(&mut made))
     }
 
     fn linear_bias_gradient(dy_no: Tensor<Self, 2>) -> Tensor<Self, 1> {
         let [_, outputs] = dy_no.dims();
-        Fused::new([raw(dy_no)]).makes([outputs]).one()
+        Fusion::new([raw(dy_no)]).makes([outputs]).one()
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, _eps: f64) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        Fused::new([raw(x_nd)]).makes(shape).one()
+        Fusion::new([raw(x_nd)]).makes(shape).one()
     }
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, _eps: f64) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        Fused::new([raw(x_nd), raw(dy_nd)]).makes(shape).one()
+        Fusion::new([raw(x_nd), raw(dy_nd)]).makes(shape).one()
     }
 
     fn modulated_layer_norm(
@@ -106,7 +106,7 @@ impl RowOps for Sizes {
         _eps: f64,
     ) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        Fused::new([raw(x_nd), raw(scale_bd), raw(shift_bd)]).makes(shape).one()
+        Fusion::new([raw(x_nd), raw(scale_bd), raw(shift_bd)]).makes(shape).one()
     }
 
     fn modulated_layer_norm_backward(
@@ -116,35 +116,35 @@ impl RowOps for Sizes {
         _eps: f64,
     ) -> [Tensor<Self, 2>; 3] {
         let (shape, modulation) = (x_nd.dims(), scale_bd.dims());
-        let fused = Fused::new([raw(x_nd), raw(scale_bd), raw(dy_nd)]);
+        let fused = Fusion::new([raw(x_nd), raw(scale_bd), raw(dy_nd)]);
         let mut made = fused.makes(shape).makes(modulation).makes(modulation).run();
         [next(&mut made), next(&mut made), next(&mut made)]
     }
 
     fn rounded(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        next(&mut Fused::new([raw(x_nd)]).makes(shape).named("changed"))
+        next(&mut Fusion::new([raw(x_nd)]).makes(shape).named("changed"))
     }
 
     fn rounded_sum(x_nd: Tensor<Self, 2>, y_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = x_nd.dims();
-        next(&mut Fused::new([raw(x_nd), raw(y_nd)]).makes(shape).named("changed"))
+        next(&mut Fusion::new([raw(x_nd), raw(y_nd)]).makes(shape).named("changed"))
     }
 
     fn cross_entropy(logits_nv: Tensor<Self, 2>, targets: &[u32], gradient: bool) -> CrossEntropy<Self> {
         let (shape, rows) = (logits_nv.dims(), vec![[0.0; 2]; targets.len()]);
-        let overwritten = || next(&mut Fused::new([raw(logits_nv)]).makes(shape).named("changed"));
+        let overwritten = || next(&mut Fusion::new([raw(logits_nv)]).makes(shape).named("changed"));
         CrossEntropy { rows, dlogits_nv: gradient.then(overwritten) }
     }
 
     fn gelu_tanh(x_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = x_nf.dims();
-        Fused::new([raw(x_nf)]).makes(shape).one()
+        Fusion::new([raw(x_nf)]).makes(shape).one()
     }
 
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let shape = x_nf.dims();
-        Fused::new([raw(x_nf), raw(dy_nf)]).makes(shape).one()
+        Fusion::new([raw(x_nf), raw(dy_nf)]).makes(shape).one()
     }
 }
 
@@ -155,7 +155,7 @@ impl AttentionOps for Sizes {
         sin_bsk: Tensor<Self, 3>,
     ) -> Tensor<Self, 4> {
         let shape = x_bshk.dims();
-        Fused::new([raw(x_bshk), raw(cos_bsk), raw(sin_bsk)]).makes(shape).one()
+        Fusion::new([raw(x_bshk), raw(cos_bsk), raw(sin_bsk)]).makes(shape).one()
     }
 
     fn rotary_backward(
@@ -191,7 +191,7 @@ impl AttentionOps for Sizes {
         let (shape @ [b, queries, heads, width], [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
         let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
         let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
-        let mut made = Fused::new([q_bshk, k_bshk, v_bshk].map(raw))
+        let mut made = Fusion::new([q_bshk, k_bshk, v_bshk].map(raw))
             .makes(shape)
             .makes([b, queries, heads])
             .computes(4 * products)
@@ -213,7 +213,7 @@ impl AttentionOps for Sizes {
         let (q @ [b, queries, heads, width], k @ [_, keys, ..]) = (q_bshk.dims(), k_bshk.dims());
         let products = products::scores(mask, [b, queries, keys]) * (heads * width) as u64;
         let (keys, block) = (most_keys(mask, keys), QUERY_BLOCK.min((b * queries).max(1)));
-        let mut made = Fused::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
+        let mut made = Fusion::new([q_bshk, k_bshk, v_bshk, output.out_bshk, dout_bshk].map(raw))
             .and(output.lse_bsh.map(raw))
             .makes(q)
             .makes(k)
@@ -226,17 +226,17 @@ impl AttentionOps for Sizes {
 
     fn biased_softmax(scores: Tensor<Self, 4>, _added: &[Tensor<Self, 4>]) -> Tensor<Self, 4> {
         let shape = scores.dims();
-        next(&mut Fused::new([raw(scores)]).makes(shape).named("changed"))
+        next(&mut Fusion::new([raw(scores)]).makes(shape).named("changed"))
     }
 
     fn softmax_backward(weights: Tensor<Self, 4>, dweights: Tensor<Self, 4>) -> Tensor<Self, 4> {
         let shape = dweights.dims();
-        next(&mut Fused::new([raw(weights), raw(dweights)]).makes(shape).named("changed"))
+        next(&mut Fusion::new([raw(weights), raw(dweights)]).makes(shape).named("changed"))
     }
 
     fn heads_inside(x_bhsk: Tensor<Self, 4>) -> Tensor<Self, 4> {
         let [batch, heads, len, width] = x_bhsk.dims();
-        Fused::new([raw(x_bhsk)]).makes([batch, len, heads, width]).one()
+        Fusion::new([raw(x_bhsk)]).makes([batch, len, heads, width]).one()
     }
 }
 
@@ -244,7 +244,7 @@ impl FlatOps for Sizes {
     type Flat = Vec<f32>;
 
     fn matrix_view(flat: Tensor<Self, 1>, _start: usize, shape: [usize; 2]) -> Tensor<Self, 2> {
-        next(&mut Fused::new([raw(flat)]).makes(shape).named("part"))
+        next(&mut Fusion::new([raw(flat)]).makes(shape).named("part"))
     }
 }
 

@@ -31,13 +31,13 @@ fn key(sample: u8) -> SampleKey {
     SampleKey(Digest([sample; 32]))
 }
 
-fn made(samples: Range<u8>) -> Made {
-    let mut all = Made::default();
+fn made(samples: Range<u8>) -> ComputedFeatures {
+    let mut all = ComputedFeatures::default();
     for sample in samples {
         let values = vec![f32::from(sample); TOKENS * WIDTH];
         let inputs = Inputs { ids: vec![1; TOKENS], shapes: Vec::new() };
         let row = MadeRow { key: key(sample), inputs, place: 0..values.len() };
-        all.append(Made { rows: vec![row], values });
+        all.append(ComputedFeatures { rows: vec![row], values });
     }
     all
 }

@@ -36,7 +36,7 @@ fn a_row_says_everything() {
         unreadable: 3,
         parts: Default::default(),
     }));
-    let carried = Carried {
+    let carried = Handover {
         checkpoints: 2,
         memory_reports: 0,
         micro_batch: 3,
@@ -53,7 +53,7 @@ fn a_row_says_everything() {
     );
     let both = [Some(held), Some(Holding { generation: Generation(8), replica: Some(held.own), ..held })];
     assert_eq!(decode(&encode(both, &carried), &NAMES), Ok((both, carried.clone())));
-    let fresh = Carried { saved: None, before: None, cache: None, ..carried };
+    let fresh = Handover { saved: None, before: None, cache: None, ..carried };
     assert_eq!(decode(&encode([None; 2], &fresh), &NAMES), Ok(([None; 2], fresh)));
 }
 
@@ -70,7 +70,7 @@ fn hostile_rows_are_refused_or_read() {
         left_out: true,
         loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
     };
-    let carried = Carried {
+    let carried = Handover {
         checkpoints: 2,
         memory_reports: 1,
         micro_batch: 3,
@@ -112,7 +112,7 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
         left_out: true,
         loss_scale: Some([ScaleState { exponent: 15, good: 0 }, ScaleState { exponent: 16, good: 7 }]),
     };
-    let carried = Carried {
+    let carried = Handover {
         checkpoints: 2,
         memory_reports: 0,
         micro_batch: 3,
@@ -156,7 +156,7 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
 
 #[test]
 fn a_measurement_that_one_rank_could_finish_is_made_again_by_all() {
-    let carried = |cache| Carried {
+    let carried = |cache| Handover {
         checkpoints: 0,
         memory_reports: 0,
         micro_batch: 1,
@@ -170,13 +170,13 @@ fn a_measurement_that_one_rank_could_finish_is_made_again_by_all() {
     let goes_on = carried(mark(3));
     let done = carried(Mark { before: None, ..mark(3) });
     for rows in [[goes_on.clone(), done.clone()], [done.clone(), goes_on.clone()]] {
-        assert_eq!(Carried::merge(rows.into_iter(), done.clone()), goes_on);
+        assert_eq!(Handover::merge(rows.into_iter(), done.clone()), goes_on);
     }
 }
 
 #[test]
 fn a_fresh_rank_takes_over_what_the_others_have_done() {
-    let old = Carried {
+    let old = Handover {
         checkpoints: 2,
         memory_reports: 1,
         micro_batch: 2,
@@ -187,7 +187,7 @@ fn a_fresh_rank_takes_over_what_the_others_have_done() {
         skipped_in_a_row: 2,
         cache: Some(mark(2)),
     };
-    let behind = Carried {
+    let behind = Handover {
         checkpoints: 1,
         micro_batch: 4,
         saved: None,
@@ -196,7 +196,7 @@ fn a_fresh_rank_takes_over_what_the_others_have_done() {
         cache: Some(mark(1)),
         ..old.clone()
     };
-    let fresh = Carried {
+    let fresh = Handover {
         checkpoints: 0,
         memory_reports: 0,
         micro_batch: 8,
@@ -207,18 +207,18 @@ fn a_fresh_rank_takes_over_what_the_others_have_done() {
         skipped_in_a_row: 0,
         cache: None,
     };
-    assert_eq!(Carried::merge([behind, old.clone()].into_iter(), fresh.clone()), old);
-    assert_eq!(Carried::merge(std::iter::empty(), fresh.clone()), fresh);
+    assert_eq!(Handover::merge([behind, old.clone()].into_iter(), fresh.clone()), old);
+    assert_eq!(Handover::merge(std::iter::empty(), fresh.clone()), fresh);
 }
 
 /// Who asks for less, as a rank hears it that tells this.
-fn told(own: Own<'_>, connect: impl FnOnce() -> Ring) -> Option<Rank> {
+fn told(own: RankRecord<'_>, connect: impl FnOnce() -> Ring) -> Option<Rank> {
     exchange(own, &NAMES, &mut connect()).expect("no rank is lost").asks_for_less
 }
 
 #[test]
 fn all_ranks_hear_who_asks_for_less() {
-    let carried = Carried {
+    let carried = Handover {
         checkpoints: 0,
         memory_reports: 0,
         micro_batch: 4,
@@ -232,7 +232,11 @@ fn all_ranks_hear_who_asks_for_less() {
     let heard = |asking: Option<usize>| {
         std::thread::scope(|scope| {
             let tell = |(rank, connect)| {
-                let own = Own { holdings: [None; 2], carried: &carried, asks_for_less: asking == Some(rank) };
+                let own = RankRecord {
+                    holdings: [None; 2],
+                    carried: &carried,
+                    asks_for_less: asking == Some(rank),
+                };
                 scope.spawn(move || told(own, connect))
             };
             let threads: Vec<_> = loopback(3).into_iter().enumerate().map(tell).collect();
@@ -246,7 +250,7 @@ fn all_ranks_hear_who_asks_for_less() {
 #[test]
 fn a_micro_batch_that_was_found_outweighs_what_a_search_may_still_try() {
     let [found, lowered, searching] =
-        [(6, true), (3, true), (1, false)].map(|(micro_batch, searched)| Carried {
+        [(6, true), (3, true), (1, false)].map(|(micro_batch, searched)| Handover {
             checkpoints: 0,
             memory_reports: 0,
             micro_batch,
@@ -257,8 +261,8 @@ fn a_micro_batch_that_was_found_outweighs_what_a_search_may_still_try() {
             skipped_in_a_row: 0,
             cache: None,
         });
-    let merged = |rows: &[Carried]| {
-        let merged = Carried::merge(rows.iter().cloned(), searching.clone());
+    let merged = |rows: &[Handover]| {
+        let merged = Handover::merge(rows.iter().cloned(), searching.clone());
         (merged.micro_batch, merged.searched)
     };
     assert_eq!(merged(&[searching.clone(), found.clone()]), (6, true));

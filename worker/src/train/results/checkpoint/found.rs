@@ -6,14 +6,14 @@ use super::{CheckpointError, FileEntry, Manifest, io_error};
 
 /// A complete checkpoint.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct Checkpoint {
     /// Its directory.
     pub path: PathBuf,
     /// Its description.
     pub manifest: Manifest,
 }
 
-impl Found {
+impl Checkpoint {
     /// A file of this checkpoint, after comparing its size and checksum with the manifest.
     pub fn verified(&self, name: &str) -> Result<PathBuf, CheckpointError> {
         let path = self.path.join(name);

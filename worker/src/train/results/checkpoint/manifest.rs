@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use coxswain_proto::{cache_plan::Decided, ids::Step, report::Skipped};
+use coxswain_proto::{cache_plan::CacheDecision, ids::Step, report::Skip};
 use serde::{Deserialize, Serialize};
 
 use crate::train::features::Mark;
@@ -47,11 +47,11 @@ pub struct Manifest {
     /// What was decided last about kept features, where no coordinator's journal has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "turn")]
-    pub cache_phase: Option<Decided>,
+    pub cache_phase: Option<CacheDecision>,
     /// The newest steps before this one that were left out, as the rank knows that wrote this: where their
     /// reports are lost, nothing else says so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub skipped: BTreeMap<Step, Skipped>,
+    pub skipped: BTreeMap<Step, Skip>,
     /// Mean losses of the newest steps before this one that were not.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub losses: BTreeMap<Step, f64>,

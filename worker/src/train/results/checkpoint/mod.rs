@@ -26,7 +26,7 @@ use coxswain_nn::params::TrainableLayout;
 
 pub use error::CheckpointError;
 pub(in crate::train) use error::{io_error, remedy};
-pub use found::Found;
+pub use found::Checkpoint;
 pub use manifest::{FileEntry, Manifest};
 pub use staging::Staging;
 pub(in crate::train) use staging::take_place;

@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use coxswain_proto::{ids::Step, limits::MAX_SKIPS_IN_CHECKPOINT, report::Skipped};
+use coxswain_proto::{ids::Step, limits::MAX_SKIPS_IN_CHECKPOINT, report::Skip};
 
-use super::Found;
+use super::Checkpoint;
 
 /// The newest of these, oldest first, that is known to be good; also by what a run that has come to a step
 /// `now` says of steps that it has left out.
-pub(super) fn newest(complete: &[Found], now: Option<(Step, &BTreeMap<Step, Skipped>)>) -> Option<Step> {
-    let step = |found: &Found| Step(found.manifest.step);
+pub(super) fn newest(complete: &[Checkpoint], now: Option<(Step, &BTreeMap<Step, Skip>)>) -> Option<Step> {
+    let step = |found: &Checkpoint| Step(found.manifest.step);
     let later = complete.iter().skip(1).map(|found| (step(found), &found.manifest.skipped)).chain(now);
     let pairs = complete.iter().map(step).zip(later);
     pairs.filter(|(from, (to, skipped))| is_taken(*from, *to, skipped)).map(|(from, _)| from).last()
@@ -22,7 +22,7 @@ pub(super) fn newest(complete: &[Found], now: Option<(Step, &BTreeMap<Step, Skip
 
 /// Whether a step from `from` on was taken on the way to `to`. Of a list that is full, steps before its first
 /// are not known.
-fn is_taken(from: Step, to: Step, skipped: &BTreeMap<Step, Skipped>) -> bool {
+fn is_taken(from: Step, to: Step, skipped: &BTreeMap<Step, Skip>) -> bool {
     let known = skipped.keys().next().filter(|_| skipped.len() >= MAX_SKIPS_IN_CHECKPOINT);
     let from = known.map_or(from, |first| from.max(*first));
     from < to && (skipped.range(from..to).count() as u64) < to.0 - from.0
@@ -34,8 +34,8 @@ mod tests {
 
     use super::*;
 
-    fn skipped(steps: impl IntoIterator<Item = u64>) -> BTreeMap<Step, Skipped> {
-        let why = Skipped { cause: SkipCause::Loss, samples: Vec::new() };
+    fn skipped(steps: impl IntoIterator<Item = u64>) -> BTreeMap<Step, Skip> {
+        let why = Skip { cause: SkipCause::Loss, samples: Vec::new() };
         steps.into_iter().map(|step| (Step(step), why.clone())).collect()
     }
 

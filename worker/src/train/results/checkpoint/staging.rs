@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CheckpointError, FileEntry, Found, Manifest, io_error, remove};
+use super::{Checkpoint, CheckpointError, FileEntry, Manifest, io_error, remove};
 use coxswain_nn::pulse;
 use coxswain_proto::{checkpoint::MANIFEST, directory};
 
@@ -47,7 +47,7 @@ impl Staging {
 
     /// Describes every part, writes the manifest, and makes the checkpoint visible by one rename. Rank 0
     /// only, after all parts: those that `wanted` names must be there, or nothing is published.
-    pub fn publish(&self, mut manifest: Manifest, wanted: &[String]) -> Result<Found, CheckpointError> {
+    pub fn publish(&self, mut manifest: Manifest, wanted: &[String]) -> Result<Checkpoint, CheckpointError> {
         for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
             let path = entry.map_err(io_error("read", &self.path))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -70,7 +70,7 @@ impl Staging {
         if let Some(root) = self.target.parent() {
             sync_dir(root)?;
         }
-        Ok(Found { path: self.target.clone(), manifest })
+        Ok(Checkpoint { path: self.target.clone(), manifest })
     }
 
     /// Removes everything written so far. What cannot be removed now is removed by the next attempt.

@@ -10,11 +10,11 @@ use coxswain_proto::{
     checkpoint::{self, MANIFEST, ManifestError},
     ids::Step,
     limits::MAX_WORLD,
-    report::Skipped,
+    report::Skip,
 };
 
 use super::{
-    CheckpointError, Found, Manifest, Staging, io_error, proof,
+    Checkpoint, CheckpointError, Manifest, Staging, io_error, proof,
     remove::{self, HIDDEN, step_of},
 };
 use coxswain_nn::pulse;
@@ -35,8 +35,8 @@ impl Store {
     }
 
     /// The complete checkpoint that this very directory is, if it is one.
-    pub fn at(path: &Path) -> Option<Found> {
-        Some(Found { path: path.into(), manifest: read_manifest(path).ok()? })
+    pub fn at(path: &Path) -> Option<Checkpoint> {
+        Some(Checkpoint { path: path.into(), manifest: read_manifest(path).ok()? })
     }
 
     /// Where the checkpoint of `step` is, or will be.
@@ -46,7 +46,7 @@ impl Store {
 
     /// All complete checkpoints, oldest first. Directories without a readable manifest are not checkpoints;
     /// nor are those with a name of their own, such as copies that people have made.
-    pub fn complete(&self) -> Result<Vec<Found>, CheckpointError> {
+    pub fn complete(&self) -> Result<Vec<Checkpoint>, CheckpointError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -57,7 +57,7 @@ impl Store {
             let path = entry.map_err(io_error("read", &self.root))?.path();
             let Some(step) = step_of(&path) else { continue };
             match read_manifest(&path) {
-                Ok(manifest) if manifest.step == step.0 => found.push(Found { path, manifest }),
+                Ok(manifest) if manifest.step == step.0 => found.push(Checkpoint { path, manifest }),
                 Err(error @ ManifestError::UnknownFormat(_)) => return Err(unreadable(path, error)),
                 Ok(_) | Err(ManifestError::Absent | ManifestError::Garbled(_)) => {}
             }
@@ -67,7 +67,7 @@ impl Store {
     }
 
     /// The newest complete checkpoint.
-    pub fn newest(&self) -> Result<Found, CheckpointError> {
+    pub fn newest(&self) -> Result<Checkpoint, CheckpointError> {
         self.complete()?.pop().ok_or_else(|| CheckpointError::Foreign {
             path: self.root.clone(),
             detail: "holds no complete checkpoint; is this the output directory of a run that has saved one?"
@@ -99,7 +99,7 @@ impl Store {
     pub fn retreat(
         &self,
         now: Step,
-        skipped: &BTreeMap<Step, Skipped>,
+        skipped: &BTreeMap<Step, Skip>,
     ) -> Result<Option<Step>, CheckpointError> {
         let complete = self.complete()?;
         let good = proof::newest(&complete, Some((now, skipped)));
@@ -109,10 +109,10 @@ impl Store {
     }
 
     /// The checkpoint of exactly this step.
-    pub fn open(&self, step: u64) -> Result<Found, CheckpointError> {
+    pub fn open(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
         let path = self.path(step);
         match read_manifest(&path) {
-            Ok(manifest) if manifest.step == step => Ok(Found { path, manifest }),
+            Ok(manifest) if manifest.step == step => Ok(Checkpoint { path, manifest }),
             Ok(manifest) => Err(CheckpointError::Foreign {
                 path,
                 detail: format!("holds the state of step {}: has it been copied there?", manifest.step),
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    fn write(store: &Store, step: u64, content: &[u8]) -> Found {
+    fn write(store: &Store, step: u64, content: &[u8]) -> Checkpoint {
         let staging = store.stage(step).expect("temporary directory is writable");
         fs::write(staging.file("part"), content).expect("temporary directory is writable");
         staging.publish(manifest(step), &[]).expect("temporary directory is writable")

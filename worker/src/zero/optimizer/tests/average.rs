@@ -13,10 +13,10 @@ fn averaging(decay: f64, power: Option<f64>) -> Optimizer {
 }
 
 /// What one rank ends with: weights and average, whole, and its replica's average.
-type Ended = (Vec<f32>, Vec<f32>, Vec<f32>, Vec<u8>);
+type RankResult = (Vec<f32>, Vec<f32>, Vec<f32>, Vec<u8>);
 
 /// Every rank takes these steps, those that are false left out.
-fn ended(world: usize, settings: &Optimizer, steps: &[bool]) -> Vec<Ended> {
+fn ended(world: usize, settings: &Optimizer, steps: &[bool]) -> Vec<RankResult> {
     on_ring(world, |rank, comm| {
         let mut optimizer = ReplicatedOptimizer::new(&layout(), world, Rank(rank as u32), settings, Some(1));
         let mut weights = noise(layout().len(), 0);

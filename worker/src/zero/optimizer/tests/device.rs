@@ -11,7 +11,7 @@ use coxswain_nn::kernels::flat::OnDevice;
 type Device = OnDevice<Flex>;
 
 /// What one rank ends with: norms, weights, its own part and its replica.
-type Ended = (Vec<f64>, Vec<f32>, ShardState, Option<ShardState>);
+type RankResult = (Vec<f64>, Vec<f32>, ShardState, Option<ShardState>);
 
 /// How a run goes.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ struct Case {
     resting: Vec<Option<Group>>,
 }
 
-fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> Ended {
+fn ended<F: Flat>(place: &F::Place, case: &Case, comm: &mut dyn Collective) -> RankResult {
     let (layout, rank) = (layout(), comm.rank());
     // As far along the ring as may be.
     let keeps = Keeps { replica: Some(case.world.max(2) as u32 - 1), offloaded: case.offloaded };

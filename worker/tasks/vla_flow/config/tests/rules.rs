@@ -161,7 +161,7 @@ fn images_that_change_are_not_kept() {
     let given = vla(&["data.augmentation={transforms: {max_num_transforms: 1, hue: {weight: 2}}}"]);
     let Augmentation::Transforms(transforms) = given.data.augmentation else { panic!("they are named") };
     assert_eq!((transforms.max_num_transforms, transforms.random_order), (1, false));
-    let hue = Weighted { weight: 2.0, transform: Transform::Hue([-0.05, 0.05]) };
+    let hue = WeightedTransform { weight: 2.0, transform: Transform::Hue([-0.05, 0.05]) };
     assert_eq!(transforms.weighted(), [hue]);
     let error = read(SMALL, &["data.augmentation={transforms: {huge: {}}}"]).expect_err("no such transform");
     assert!(error.to_string().contains("did you mean `data.augmentation.transforms.hue`?"), "{error}");

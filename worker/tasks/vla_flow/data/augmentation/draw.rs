@@ -12,7 +12,9 @@ use super::{
     geometry::{Motion, Part},
     picture::Picture,
 };
-use crate::vla_flow::config::{Affine, Augmentation, Crop, ResizedCrop, Transform, Transforms, Weighted};
+use crate::vla_flow::config::{
+    Affine, Augmentation, Crop, ResizedCrop, Transform, Transforms, WeightedTransform,
+};
 
 /// Tries before torchvision takes the largest part of a legal aspect in the middle.
 const CROP_TRIES: usize = 10;
@@ -30,7 +32,7 @@ pub(in crate::vla_flow::data) struct View {
 pub(in crate::vla_flow::data) struct Augmenter {
     seed: u64,
     /// All have a weight above 0.
-    transforms: Vec<Weighted>,
+    transforms: Vec<WeightedTransform>,
     count: usize,
     random_order: bool,
 }

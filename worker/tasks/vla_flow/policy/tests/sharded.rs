@@ -11,7 +11,7 @@ use std::{
 
 use super::*;
 use coxswain_models::pretrained::{blocks::InMemory, frozen::FrozenBytes};
-use coxswain_nn::sharded::{Cut, HeldParts, NoPeers, Peers, Wanted};
+use coxswain_nn::sharded::{Cut, Fetch, HeldParts, NoPeers, Peers};
 
 const LANGUAGE: &str = r".*language_model.*(q_proj|up_proj)";
 const TOP: &str = r".*language_model\.layers\.[45]\..*(q_proj|down_proj)";
@@ -41,7 +41,7 @@ struct World {
 }
 
 impl Peers for World {
-    fn fetch(&self, block: usize, wanted: &mut [Wanted<'_>], goes_on: &dyn Fn() -> bool) {
+    fn fetch(&self, block: usize, wanted: &mut [Fetch<'_>], goes_on: &dyn Fn() -> bool) {
         let (world, lost) = (self.held.len(), self.lost.lock().expect("no rank panics with it").clone());
         for wanted in wanted.iter_mut().filter(|wanted| !lost.contains(&wanted.rank)) {
             let cut = Cut { rank: wanted.rank, world };

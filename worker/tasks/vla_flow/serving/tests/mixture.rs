@@ -1,6 +1,6 @@
 //! A policy of two data sets, acting for the robot of either.
 
-use super::{super::observed::Observed, *};
+use super::{super::observed::ObservedSample, *};
 use crate::vla_flow::{
     data::{RunData, collate},
     flow::starting_noise,
@@ -50,7 +50,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         let noise = starting_noise(9, &[index], 4 * own);
         let request = responder.reader().read(&seen(set, &noise)).unwrap_or_else(|error| panic!("{error}"));
         let trained = mixture.sample(index).unwrap();
-        let asked = &request.content::<Observed>().sample;
+        let asked = &request.content::<ObservedSample>().sample;
         assert_eq!((&asked.input_ids, &asked.pixel_values), (&trained.input_ids, &trained.pixel_values));
         assert_eq!((&asked.state, asked.action_width), (&trained.state, trained.action_width));
         // Without noise of its own a request is answered from that of an evaluation's sample of its seed.
@@ -58,7 +58,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         quiet.remove("noise");
         let drawn = responder.reader().read(&quiet).unwrap_or_else(|error| panic!("{error}"));
         let evaluated = starting_noise(pair.spec.run.seed, &[2], 4 * WIDEST);
-        let drawn = &drawn.content::<Observed>().sample.actions;
+        let drawn = &drawn.content::<ObservedSample>().sample.actions;
         for (drawn, evaluated) in drawn.chunks(WIDEST).zip(evaluated.chunks(WIDEST)) {
             assert_eq!(drawn[..own], evaluated[..own]);
             assert!(drawn[own..].iter().all(|padding| *padding == 0.0));

@@ -1,6 +1,6 @@
 //! Policies that see features side by side, no state, or the past.
 
-use super::{super::observed::Observed, *};
+use super::{super::observed::ObservedSample, *};
 use crate::vla_flow::data::{Sample, collate};
 use coxswain_models::families::shelf;
 
@@ -9,7 +9,7 @@ const STATE: &str = "observation.state";
 
 fn asked(run: &Run, named: &Named) -> Sample {
     let request = run.responder().reader().read(named).unwrap_or_else(|error| panic!("{error}"));
-    request.content::<Observed>().sample.clone()
+    request.content::<ObservedSample>().sample.clone()
 }
 
 fn refusal(run: &Run, named: &Named) -> String {

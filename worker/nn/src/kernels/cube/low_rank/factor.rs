@@ -54,4 +54,4 @@ impl<R: CubeRuntime> Factor<R> {
 }
 
 /// A matrix that reduces, and what it is multiplied with.
-pub type Scaled<R> = (Factor<R>, f64);
+pub type ScaledFactor<R> = (Factor<R>, f64);

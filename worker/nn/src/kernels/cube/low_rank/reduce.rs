@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 use super::{
     super::launch::{UNITS, empty, lanes, len, width},
-    factor::{PLANE, Scaled, VECTOR},
+    factor::{PLANE, ScaledFactor, VECTOR},
 };
 
 /// Rows of a cube.
@@ -26,7 +26,7 @@ const RANKS: usize = 32;
 /// A reduction; returns `x`, rounded if it is to be.
 pub fn launch<R: CubeRuntime>(
     x: CubeTensor<R>,
-    ms: Vec<Scaled<R>>,
+    ms: Vec<ScaledFactor<R>>,
     downs: Vec<CubeTensor<R>>,
     narrow: Option<DType>,
 ) -> CubeTensor<R> {
@@ -51,7 +51,7 @@ fn launch_reduction<
     D: CubeElement + Float,
 >(
     x: CubeTensor<R>,
-    ms: Vec<Scaled<R>>,
+    ms: Vec<ScaledFactor<R>>,
     downs: Vec<CubeTensor<R>>,
     narrow: bool,
 ) -> CubeTensor<R> {
