@@ -405,7 +405,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let theirs = Published::write(dir.path(), &address).unwrap();
+        let theirs = PublishedEndpoint::write(dir.path(), &address).unwrap();
         // Only root can give a file away.
         if !is_root() || std::os::unix::fs::chown(&theirs.path, Some(1000), None).is_err() {
             return eprintln!("skipped: a file of another user is made by root alone");

@@ -48,7 +48,7 @@ fn a_frame_is_answered_as_evaluation_answers_its_sample_and_from_noise_of_the_pa
         (Recording::default().write(), tempfile::tempdir().unwrap(), Default::default());
     let spec = spec(data.path());
     let dataset = Dataset::open(&spec, shelf()).unwrap();
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &device).unwrap();
     let open = || PolicyResponder::open::<Flex>(&spec, Shelves::default(), dir.path(), &device);
     let error = open().err().expect("there is nothing yet").to_string();
