@@ -312,7 +312,7 @@ mod tests {
         let sound = fs::read(&path).unwrap();
         coxswain_fuzz::Target::new("manifest.json", [sound]).holds(1 << 20, 512).check(|bytes| {
             fs::write(&path, bytes).unwrap();
-            for found in store.complete().unwrap() {
+            for found in store.complete().unwrap_or_default() {
                 found.bytes();
                 assert!((1..=MAX_WORLD).contains(&found.manifest.world_size));
             }
