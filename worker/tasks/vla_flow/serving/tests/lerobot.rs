@@ -31,7 +31,7 @@ fn spec(data: &Path) -> RunSpec {
 }
 
 /// The one answer's actions.
-fn acted(responder: &PolicyResponder, named: &Named) -> Vec<f32> {
+fn acted(responder: &PolicyResponder, named: &NamedValues) -> Vec<f32> {
     let request = responder.reader().read(named).unwrap_or_else(|error| panic!("{error}"));
     match responder.answer(&[request]).unwrap().remove(0).remove("actions") {
         Some(Value::Numbers(Array { shape, values, .. })) => {
@@ -48,7 +48,7 @@ fn a_frame_is_answered_as_evaluation_answers_its_sample_and_from_noise_of_the_pa
         (Recording::default().write(), tempfile::tempdir().unwrap(), Default::default());
     let spec = spec(data.path());
     let dataset = Dataset::open(&spec, shelf()).unwrap();
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &device).unwrap();
     let open = || PolicyResponder::open::<Flex>(&spec, Shelves::default(), dir.path(), &device);
     let error = open().err().expect("there is nothing yet").to_string();
@@ -97,7 +97,7 @@ fn a_merged_policy_is_not_rounded_to_the_few_bits_of_its_run() {
     };
     let nf4 = of(FrozenDtype::Nf4);
     let dataset = Dataset::open(&nf4, shelf()).unwrap();
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &nf4, &dataset, &device).unwrap();
     objective.export(dir.path(), &layout, &initial).unwrap();
     let acts = |dtype| {
