@@ -33,7 +33,7 @@ use coxswain_identity::{CertificateFiles, Credentials, Scope, Token, Tokens};
 use coxswain_proto::v1::{HeartbeatRequest, coordinator_client::CoordinatorClient};
 use nix::sys::resource::{UsageWho, getrusage};
 use support::{
-    Running,
+    CoxProcess,
     flood::{Flood, Question},
     processes::coordinator_of,
     tiny::Tiny,
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
 /// A run, and who looks at it.
 struct Bench {
     tiny: Tiny,
-    running: Running,
+    running: CoxProcess,
     endpoint: String,
     read: Token,
     window: Duration,
@@ -148,7 +148,7 @@ impl Bench {
         let mut command =
             tiny.command(&["--rdzv-endpoint", &endpoint, "train.log_every=1", "train.global_batch=8"]);
         command.env("COX_TOKEN_FILE", &file);
-        let mut running = Running::of(command);
+        let mut running = CoxProcess::of(command);
         running.wait_for("20/1000000");
         let (beats, over) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let bench = Self { tiny, running, endpoint, read, window, beats, over };

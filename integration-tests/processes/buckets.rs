@@ -11,12 +11,12 @@ use std::{
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, cox, losses,
+    CoxProcess, cox, losses,
     moto::Moto,
     processes::{signal, worker_of},
     read_json, root,
     server::{Answers, Fault, Server},
-    tiny::Held,
+    tiny::HoldFile,
     train,
 };
 
@@ -72,18 +72,18 @@ impl Bucket {
         folders[0].join(name)
     }
 
-    fn start(&self, output: &Path, more: &[&str]) -> Running {
+    fn start(&self, output: &Path, more: &[&str]) -> CoxProcess {
         self.start_with(output, more, |_| {})
     }
 
-    fn start_with(&self, output: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> Running {
+    fn start_with(&self, output: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> CoxProcess {
         let output_dir = format!("run.output_dir={}", output.display());
         let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir, "data.path=s3://sets/mini"];
         arguments.extend(SHORT);
         arguments.extend(more);
         let mut command = cox(&arguments);
         change(self.reached(&mut command));
-        Running::of(command)
+        CoxProcess::of(command)
     }
 }
 
@@ -141,7 +141,7 @@ fn what_is_wrong_with_an_address_is_reported_before_training() {
 fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
     let Some(bucket) = Bucket::with_mini(Duration::ZERO) else { return };
     let dir = tempfile::tempdir().unwrap();
-    let held = Held::order(&dir.path().join("hold"), 1, "backward", 3);
+    let held = HoldFile::order(&dir.path().join("hold"), 1, "backward", 3);
     let output = dir.path().join("run");
     let mut running = bucket.start_with(&output, &[], |command| {
         command.env("COX_TEST_HOLD", dir.path().join("hold"));

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{coordinator_of, signal, wait_for_coordinator, worker_of},
     read_json,
     tiny::{Tiny, audit, results},
@@ -57,7 +57,7 @@ fn undisturbed(flags: &[&str]) -> Vec<Vec<u8>> {
 
 /// Waits for the end; everything learned must be as without the fault, and no sample lost or trained on
 /// twice.
-fn assert_as_undisturbed(tiny: &Tiny, running: Running, flags: &[&str], what: &str) -> String {
+fn assert_as_undisturbed(tiny: &Tiny, running: CoxProcess, flags: &[&str], what: &str) -> String {
     let (status, printed) = running.finish();
     assert!(status.success(), "{what}: {status}\n{printed}");
     assert!(results(&tiny.output()) == undisturbed(flags), "{what}: something else was learned\n{printed}");

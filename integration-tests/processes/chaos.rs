@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{coordinator_of, signal, worker_of},
     tiny::Tiny,
 };
@@ -47,7 +47,7 @@ fn dozens_of_kills_lose_no_sample_and_change_no_bit() {
     assert!(faults as u32 >= KILLS / 2, "{faults} faults are booked: {audit:#}");
 }
 
-fn worker(running: &Running, rank: u32) -> Option<i32> {
+fn worker(running: &CoxProcess, rank: u32) -> Option<i32> {
     worker_of(running.pid(), rank)
 }
 

@@ -5,7 +5,7 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Running, cox, killed, read_json, root};
+use crate::support::{CoxProcess, cox, killed, read_json, root};
 
 const ADAPTER: &str = "adapter/adapter_model.safetensors";
 
@@ -21,7 +21,7 @@ fn chats_are_learned_and_the_measures_of_held_out_ones_fall() {
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().join("run");
     let overrides = ["train.steps=60", "train.checkpoint_every=0"];
-    let (status, printed) = Running::of(command(&output, &overrides)).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &overrides)).finish();
     assert!(status.success(), "{printed}");
     let summary = read_json(&output.join("summary.json"));
     let number = |pointer: &str| summary.pointer(pointer).and_then(|v| v.as_f64()).expect(pointer);
@@ -78,7 +78,7 @@ fn predicted_memory_of_chats_is_what_is_measured() {
         let output = dir.path().join(number.to_string());
         let common =
             ["train.steps=4", "train.checkpoint_every=0", "eval.samples=0", "optimizer.warmup_steps=1"];
-        let (status, printed) = Running::of(command(&output, &[&common[..], variant].concat())).finish();
+        let (status, printed) = CoxProcess::of(command(&output, &[&common[..], variant].concat())).finish();
         assert!(status.success(), "{printed}");
         let memory = &read_json(&output.join("summary.json"))["memory"];
         let [predicted, measured] =
@@ -106,7 +106,7 @@ fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
     );
     let output = dir.path().join("silent");
     let data = format!("data.path={}", silent.display());
-    let (status, printed) = Running::of(command(&output, &[&data, &images])).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &[&data, &images])).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     assert!(printed.contains("silent.jsonl:241: has no turn of the assistant"), "{printed}");
     assert!(!printed.contains("step      1/"), "{printed}");
@@ -130,7 +130,7 @@ fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
             "train.checkpoint_every=0",
             "train.recompute=none",
         ];
-        Running::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish()
+        CoxProcess::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish()
     };
     let (status, printed) = run_with_bad_image_in(1);
     assert_eq!(status.code(), Some(3), "{printed}");
@@ -146,7 +146,7 @@ fn chats_that_are_cut_train_and_a_set_of_pictures_that_no_reader_has_is_refused_
     let short = ["train.steps=2", "eval.samples=0", "train.checkpoint_every=0", "optimizer.warmup_steps=1"];
     let output = dir.path().join("cut");
     let cut = [&["data.max_tokens=32"][..], &short].concat();
-    let (status, printed) = Running::of(command(&output, &cut)).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &cut)).finish();
     assert_eq!(status.code(), Some(0), "{printed}");
     assert!(printed.contains("2 of 2 steps"), "{printed}");
 
@@ -160,7 +160,7 @@ fn chats_that_are_cut_train_and_a_set_of_pictures_that_no_reader_has_is_refused_
     let images = format!("data.images={}", dir.path().display());
     let output = dir.path().join("webp");
     let (status, printed) =
-        Running::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish();
+        CoxProcess::of(command(&output, &[&[data.as_str(), &images], &short[..]].concat())).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     assert!(printed.contains("the image is WebP; convert it to PNG or JPEG"), "{printed}");
     assert!(!output.exists(), "{printed}");

@@ -16,7 +16,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use super::support::{Running, processes::signal, root};
+use super::support::{CoxProcess, processes::signal, root};
 
 /// Seconds; longer than a command here takes on a loaded machine.
 const PATIENCE: &str = "300";
@@ -105,8 +105,8 @@ fn shell(dir: &Path, line: &str) -> Output {
 }
 
 /// Starts a line of a page that does not end by itself.
-fn started(dir: &Path, line: &str) -> Running {
-    Running::of(typed(&["bash"], dir, &format!("exec {line}")))
+fn started(dir: &Path, line: &str) -> CoxProcess {
+    CoxProcess::of(typed(&["bash"], dir, &format!("exec {line}")))
 }
 
 /// What a policy's server printed, if it did not serve until it was interrupted.

@@ -4,14 +4,14 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running, free_endpoint,
+    CoxProcess, free_endpoint,
     processes::{signal, wait_for_worker, wait_until_gone, worker_of},
     read_json,
     tiny::{Tiny, audit},
 };
 
 /// A launcher of `workers` workers in a world of one or two nodes.
-fn node(tiny: &Tiny, endpoint: &str, workers: u32, address: &str) -> Running {
+fn node(tiny: &Tiny, endpoint: &str, workers: u32, address: &str) -> CoxProcess {
     let nproc = format!("--nproc-per-node={workers}");
     let conf = "--rdzv-conf=last_call_timeout=0";
     tiny.start(&["--nnodes=1:2", &nproc, "--rdzv-endpoint", endpoint, conf, "--local-addr", address])
@@ -19,7 +19,7 @@ fn node(tiny: &Tiny, endpoint: &str, workers: u32, address: &str) -> Running {
 
 /// Stops the run at its coordinator's launcher: its ledger adds up, and its generations had so many workers.
 /// The audit, and what was printed.
-fn stop(tiny: &Tiny, first: Running, workers: &[u64]) -> (Value, String) {
+fn stop(tiny: &Tiny, first: CoxProcess, workers: &[u64]) -> (Value, String) {
     signal(first.pid() as i32, Signal::SIGTERM);
     let (status, printed) = first.finish();
     assert_eq!(status.code(), Some(143), "{printed}");

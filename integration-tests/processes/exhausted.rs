@@ -10,7 +10,7 @@ use std::{
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     cgroups::Group,
     processes::{children, coordinator_of, signal, worker_of},
     tiny::{Tiny, audit},
@@ -25,7 +25,7 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     let Some(group) = Group::of("memory") else { return };
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "forward", 4);
-    let mut running = Running::of(group.holds(&tiny.command(&["train.micro_batch=2"])));
+    let mut running = CoxProcess::of(group.holds(&tiny.command(&["train.micro_batch=2"])));
     held.wait(&mut running);
     // A neighbour in the group takes what is left, and the kernel looks for who holds most.
     group.bound_memory(Some(group.memory() + (8 << 20)));
@@ -189,7 +189,7 @@ fn threads_that_cannot_be_started_are_named_with_the_limit() {
     let Some(group) = Group::of("pids") else { return };
     let tiny = Tiny::new(6, 2);
     let held = tiny.hold(1, "forward", 4);
-    let mut running = Running::of(group.holds(&tiny.command(&["--max-restarts=1"])));
+    let mut running = CoxProcess::of(group.holds(&tiny.command(&["--max-restarts=1"])));
     held.wait(&mut running);
     // Room for the process itself and not for all of its threads.
     let worker = worker_of(running.pid(), 1).expect("it lives");

@@ -8,12 +8,12 @@
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{
         children, coordinator_of, signal, wait_for, wait_for_coordinator, wait_until_gone, worker_of,
     },
     read_json,
-    tiny::{Held, Tiny, audit},
+    tiny::{HoldFile, Tiny, audit},
 };
 
 const STEPS: u64 = 6;
@@ -33,7 +33,7 @@ const PHASES: [(&str, u64); 8] = [
 
 /// Runs a fault through all phases. `inject` is given the run with rank 1 standing in the phase, and returns
 /// the launch that ends.
-fn matrix(fault: &str, faults_booked: u64, inject: impl Fn(&Tiny, Running, Held) -> Running) {
+fn matrix(fault: &str, faults_booked: u64, inject: impl Fn(&Tiny, CoxProcess, HoldFile) -> CoxProcess) {
     for (phase, step) in PHASES {
         let what = format!("{fault} in {phase} of step {step}");
         let tiny = Tiny::new(STEPS, CHECKPOINT_EVERY);
@@ -47,7 +47,7 @@ fn matrix(fault: &str, faults_booked: u64, inject: impl Fn(&Tiny, Running, Held)
     }
 }
 
-fn worker(running: &Running, rank: u32) -> i32 {
+fn worker(running: &CoxProcess, rank: u32) -> i32 {
     worker_of(running.pid(), rank).expect("it lives")
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{children, name, signal, wait_for},
     read_json, root,
     tiny::Tiny,
@@ -26,7 +26,7 @@ fn the_first_process_of_a_container_waits_for_orphans_and_obeys_signals() {
     }
     inside.arg(command.get_program()).args(command.get_args());
     inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(root());
-    let mut running = Running::of(inside);
+    let mut running = CoxProcess::of(inside);
     running.wait_for("2/100000");
     let first = children(running.pid())[0];
     let mut enter = Command::new("nsenter");

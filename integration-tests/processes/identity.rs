@@ -13,16 +13,16 @@ use std::{
 use coxswain_identity::{Scope, Token, Tokens};
 
 use crate::support::{
-    Running, cox, free_endpoint,
+    CoxProcess, cox, free_endpoint,
     processes::{children, wait_for},
     tiny::Tiny,
 };
 
 /// A run that goes on until it is stopped, once it has taken a step.
-fn going_on(tiny: &Tiny, endpoint: &str, environment: &[(&str, &str)]) -> Running {
+fn going_on(tiny: &Tiny, endpoint: &str, environment: &[(&str, &str)]) -> CoxProcess {
     let mut command = tiny.command(&["--rdzv-endpoint", endpoint]);
     command.envs(environment.iter().copied());
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     running.wait_for("2/100000");
     running
 }
@@ -152,7 +152,7 @@ fn a_stranger_at_a_ranks_port_hears_nothing_and_holds_nothing_up() {
         if rank == "0" {
             command.env("COX_DATA_PORT", data.rsplit(':').next().expect("HOST:PORT"));
         }
-        Running::of(command)
+        CoxProcess::of(command)
     };
     let first = node("0");
     // It listens before it has a neighbour.
@@ -216,7 +216,7 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
             "--rdzv-conf=join_timeout=60",
         ]);
         command.env("COX_TOKEN", token.secret());
-        Running::of(command)
+        CoxProcess::of(command)
     };
     let mut first = node("0", &ours);
     first.wait_for("waiting for 2 workers");
@@ -247,7 +247,7 @@ fn plaintext_between_machines_is_asked_for_on_both_sides() {
     let (tiny, token) = (Tiny::new(100_000, 0), Token::fresh(Scope::All).unwrap());
     let mut command = tiny.command(&["--plaintext", "--rdzv-endpoint", &endpoint]);
     command.env("COX_TOKEN", token.secret());
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     running.wait_for("2/100000");
     let shown = [("COX_TOKEN", token.secret())];
     let output = tiny.output().display().to_string();

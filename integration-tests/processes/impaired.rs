@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     machines::Machines,
     processes::{coordinator_of, signal, wait_for_coordinator, worker_of},
     tiny::{Tiny, audit},
@@ -32,17 +32,17 @@ impl Cluster {
         Some(Self { machines, tiny, endpoint: format!("{host}:29400") })
     }
 
-    fn launch(&self, machine: usize) -> Running {
+    fn launch(&self, machine: usize) -> CoxProcess {
         let node_rank = format!("--node-rank={machine}");
         let flags = ["--nproc-per-node=1", "--nnodes=2", "--rdzv-conf=last_call_timeout=0"];
         let mut flags = flags.to_vec();
         flags.extend(["--rdzv-endpoint", &self.endpoint, &node_rank]);
         let mut command = self.tiny.command(&flags);
         command.env("COX_TOKEN", TOKEN);
-        Running::of(self.machines.on(machine, &command))
+        CoxProcess::of(self.machines.on(machine, &command))
     }
 
-    fn start(&self) -> [Running; 2] {
+    fn start(&self) -> [CoxProcess; 2] {
         [self.launch(0), self.launch(1)]
     }
 
@@ -71,7 +71,7 @@ impl Cluster {
 }
 
 /// Both end well, and nothing was lost.
-fn assert_undisturbed(cluster: &Cluster, [first, second]: [Running; 2], faults: usize, what: &str) {
+fn assert_undisturbed(cluster: &Cluster, [first, second]: [CoxProcess; 2], faults: usize, what: &str) {
     let audit = cluster.tiny.assert_undisturbed(first, what);
     assert_eq!(audit["faults"].as_array().map(Vec::len), Some(faults), "{what}: {audit:#}");
     let (status, printed) = second.finish();
@@ -128,7 +128,7 @@ fn a_coordinator_is_taken_over_at_an_address_of_version_6() {
         flags.extend(["--rdzv-endpoint", &cluster.endpoint, &node_rank]);
         let mut command = cluster.tiny.command(&flags);
         command.env("COX_TOKEN", TOKEN);
-        Running::of(cluster.machines.on(machine, &command))
+        CoxProcess::of(cluster.machines.on(machine, &command))
     };
     let mut first = elastic(0);
     first.wait_for("2/100000");

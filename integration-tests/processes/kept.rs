@@ -10,7 +10,7 @@ use nix::{
 use serde_json::Value;
 
 use crate::support::{
-    Running, cox,
+    CoxProcess, cox,
     moto::Moto,
     processes::{children, signal, wait_for, wait_until_gone},
     read_json,
@@ -54,11 +54,11 @@ impl Bucket {
         command.env("AWS_ENDPOINT_URL", self.proxy.url())
     }
 
-    fn launch(&self, tiny: &Tiny, more: &[&str]) -> Running {
+    fn launch(&self, tiny: &Tiny, more: &[&str]) -> CoxProcess {
         let mut command = tiny.command(&[&[KEPT], more].concat());
         // What ranks wrote on the disk of a machine is gone with it.
         self.reached(&mut command).env_remove("COX_WITNESS");
-        Running::of(command)
+        CoxProcess::of(command)
     }
 
     /// A launch that is refused, and what it says.
@@ -70,7 +70,7 @@ impl Bucket {
 }
 
 /// The machine is gone: every process at once, and its disk.
-fn lose(tiny: &Tiny, running: Running) {
+fn lose(tiny: &Tiny, running: CoxProcess) {
     let processes = children(running.pid());
     signal(running.pid() as i32, Signal::SIGKILL);
     for child in &processes {

@@ -15,10 +15,10 @@ use nix::{
 };
 
 use crate::support::{
-    Running, cox, free_endpoint,
+    CoxProcess, cox, free_endpoint,
     processes::{children, interrupt, wait_for, wait_for_coordinator, wait_until_gone},
     read_json, root,
-    tiny::{Held, Tiny},
+    tiny::{HoldFile, Tiny},
 };
 
 /// Few and small steps, nothing evaluated.
@@ -72,7 +72,7 @@ fn two_launchers_with_addresses_of_their_own_train_one_run() {
             "--rdzv-endpoint",
             &endpoint,
         ];
-        Running::start(&run_arguments(&output_dir, &flags))
+        CoxProcess::start(&run_arguments(&output_dir, &flags))
     };
     // The second one comes first: it waits for the coordinator.
     let second = node("1", "127.0.0.2");
@@ -94,7 +94,7 @@ fn ctrl_c_leaves_a_checkpoint_that_the_next_launch_goes_on_from() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("run");
     let output_dir = output_dir(&output);
-    let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000"]));
+    let mut running = CoxProcess::start(&run_arguments(&output_dir, &["train.steps=100000"]));
     running.wait_for("2/100000");
     let interrupt = interrupt();
     kill(Pid::from_raw(running.pid() as i32), interrupt).unwrap();
@@ -102,7 +102,7 @@ fn ctrl_c_leaves_a_checkpoint_that_the_next_launch_goes_on_from() {
     assert_eq!(status.code(), Some(128 + interrupt as i32), "{printed}");
     let stopped_at = read_json(&output.join("summary.json"))["steps"].as_u64().unwrap();
     let steps = format!("train.steps={}", stopped_at + 1);
-    let (status, printed) = Running::start(&run_arguments(&output_dir, &[&steps])).finish();
+    let (status, printed) = CoxProcess::start(&run_arguments(&output_dir, &[&steps])).finish();
     assert_eq!(status.code(), Some(0), "{printed}");
     assert_eq!(read_json(&output.join("summary.json"))["first_step"], stopped_at);
 }
@@ -114,7 +114,7 @@ fn kill_9_of_the_launcher_leaves_nothing_and_the_next_launch_goes_on() {
     let (output_dir, endpoint) = (output_dir(&output), free_endpoint());
     let launch = |steps: &str| {
         let flags = [steps, "train.checkpoint_every=1", "-t", "3", "--rdzv-endpoint", &endpoint];
-        Running::start(&run_arguments(&output_dir, &flags))
+        CoxProcess::start(&run_arguments(&output_dir, &flags))
     };
     let mut running = launch("train.steps=100000");
     running.wait_for("2/100000");
@@ -144,7 +144,7 @@ fn newest_checkpoint(output: &Path) -> u64 {
 fn a_coordinator_that_dies_again_and_again_is_given_up_with_its_own_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let output_dir = output_dir(&dir.path().join("run"));
-    let mut running = Running::start(&run_arguments(&output_dir, &["train.steps=100000"]));
+    let mut running = CoxProcess::start(&run_arguments(&output_dir, &["train.steps=100000"]));
     running.wait_for("1/100000");
     let mut last = 0;
     for _ in 0..6 {
@@ -163,7 +163,7 @@ fn a_port_in_use_is_named_before_anything_starts() {
     let held = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = held.local_addr().unwrap().to_string();
     let (status, printed) =
-        Running::start(&run_arguments(&output_dir, &["--rdzv-endpoint", &endpoint])).finish();
+        CoxProcess::start(&run_arguments(&output_dir, &["--rdzv-endpoint", &endpoint])).finish();
     assert_eq!(status.code(), Some(6), "{printed}");
     assert!(printed.contains(&format!("{endpoint}: the port is in use")), "{printed}");
 }
@@ -175,7 +175,7 @@ fn a_running_run_answers_pauses_and_stops() {
     let output_dir = output_dir(&output);
     let logs = dir.path().join("logs").display().to_string();
     let flags = ["train.steps=100000", "--log-dir", &logs];
-    let mut running = Running::start(&run_arguments(&output_dir, &flags));
+    let mut running = CoxProcess::start(&run_arguments(&output_dir, &flags));
     running.wait_for("1/100000");
     let ask = |arguments: &[&str]| {
         let mut command = cox(arguments);
@@ -249,14 +249,14 @@ fn a_launch_with_bad_input_ends_with_its_coordinator() {
     for file in std::fs::read_dir(root().join("configs/assets/tiny-vla")).expect("a model").flatten() {
         std::fs::copy(file.path(), model.join(file.file_name())).expect("a file");
     }
-    let held = [0, 1].map(|rank| Held::order(&dir.path().join("hold"), rank, "loading", 0));
+    let held = [0, 1].map(|rank| HoldFile::order(&dir.path().join("hold"), rank, "loading", 0));
     let model_path = format!("model.path={}", model.display());
     let mut command = cox(&run_arguments(&output_dir, &[&model_path]));
     command.env("COX_TEST_HOLD", dir.path().join("hold"));
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     held.iter().for_each(|held| held.wait(&mut running));
     std::fs::remove_dir_all(&model).expect("it is there");
-    held.into_iter().for_each(Held::release);
+    held.into_iter().for_each(HoldFile::release);
     let (status, printed) = running.finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     let failure = read_json(&output.join("failure.json"));

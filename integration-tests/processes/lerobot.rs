@@ -8,10 +8,10 @@ use nix::sys::signal::Signal;
 use super::{
     serve::{python, serve},
     support::{
-        Running, cox, killed, losses,
+        CoxProcess, cox, killed, losses,
         processes::{children, signal, wait_until_gone},
         read_json, root,
-        tiny::{Held, audit},
+        tiny::{HoldFile, audit},
     },
 };
 
@@ -38,7 +38,7 @@ fn trained(run: &Path) {
     let output_dir = format!("run.output_dir={}", run.display());
     let short = ["launch.nproc_per_node=1", "train.steps=4", "eval.samples=0"];
     let arguments = [&["run", "configs/smolvla.yaml", &output_dir], &short[..]].concat();
-    let (status, printed) = Running::start(&arguments).finish();
+    let (status, printed) = CoxProcess::start(&arguments).finish();
     assert!(status.success(), "{printed}");
 }
 
@@ -61,7 +61,7 @@ fn a_checkpoint_goes_out_as_the_result_of_its_run_does() {
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
     trained(&run);
     let [run_dir, out_dir] = [&run, &out].map(|path| path.to_str().expect("a readable path"));
-    let export = |arguments: &[&str]| Running::start(&[&["export", run_dir], arguments].concat()).finish();
+    let export = |arguments: &[&str]| CoxProcess::start(&[&["export", run_dir], arguments].concat()).finish();
     let (status, printed) = export(&["--lerobot", out_dir]);
     assert!(status.success(), "{printed}");
     assert!(printed.contains("6,384 trained values, off by 0."), "{printed}");
@@ -92,7 +92,7 @@ fn a_policys_run_is_launched_again_to_the_same_bits_and_goes_on_in_other_worlds(
     let of = |name: &str| dir.path().join(name);
     let of_run = |name: &str, overrides: &[&str]| command(&of(name), &[&SHORT[..], overrides].concat());
     let done = |command: Command| {
-        let (status, printed) = Running::of(command).finish();
+        let (status, printed) = CoxProcess::of(command).finish();
         assert!(status.success(), "{printed}");
     };
     let assert_whole = |name: &str, steps: u64| {
@@ -103,10 +103,10 @@ fn a_policys_run_is_launched_again_to_the_same_bits_and_goes_on_in_other_worlds(
     done(of_run("whole", &[]));
 
     // The launcher and all that it has started are lost between two checkpoints.
-    let held = Held::order(&of("hold"), 1, "backward", 5);
+    let held = HoldFile::order(&of("hold"), 1, "backward", 5);
     let mut lost = of_run("again", &[]);
     lost.env("COX_TEST_HOLD", of("hold"));
-    let mut lost = Running::of(lost);
+    let mut lost = CoxProcess::of(lost);
     held.wait(&mut lost);
     let processes = children(lost.pid());
     signal(lost.pid() as i32, Signal::SIGKILL);
@@ -141,7 +141,7 @@ fn adapters_above_layers_of_few_bits_learn_in_the_memory_that_is_predicted() {
             ["train.steps=4", "train.checkpoint_every=0", "eval.samples=2", "optimizer.warmup_steps=1"];
         let dtype = format!("model.weights_dtype={dtype}");
         let (status, printed) =
-            Running::of(command(&output, &[&ADAPTERS[..], &short, &[&dtype]].concat())).finish();
+            CoxProcess::of(command(&output, &[&ADAPTERS[..], &short, &[&dtype]].concat())).finish();
         assert!(status.success() && output.join(WEIGHTS).is_file(), "{printed}");
         let summary = read_json(&output.join("summary.json"));
         assert!(summary["cache"]["hits"].as_u64().is_some_and(|hits| hits > 0), "{summary:#}");

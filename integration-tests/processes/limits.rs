@@ -3,7 +3,7 @@
 
 use std::{net::TcpStream, process::Command};
 
-use crate::support::{Running, cox, free_endpoint, root};
+use crate::support::{CoxProcess, cox, free_endpoint, root};
 
 #[test]
 fn a_coordinator_uses_all_file_descriptors_and_goes_on_without() {
@@ -13,7 +13,7 @@ fn a_coordinator_uses_all_file_descriptors_and_goes_on_without() {
     command.args(["-c", "ulimit -Sn 48 && ulimit -Hn 96 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cox")]);
     command.args(["coordinator", "configs/quickstart.yaml", "--listen", &endpoint, &output]);
     command.current_dir(root());
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     running.wait_for("waiting for");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", running.pid())).expect("it lives");
     let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::Value;
 
 use crate::support::{
-    Running, read_json,
-    tiny::{Held, results},
+    CoxProcess, read_json,
+    tiny::{HoldFile, results},
 };
 
 /// Bytes that a rank of these runs may hold, in MiB: several times what the small model takes by itself.
@@ -19,7 +19,7 @@ fn run(output: &Path, fault: &str, overrides: &[&str]) -> (Option<i32>, String) 
     (status.code(), printed)
 }
 
-fn start(output: &Path, environment: &[(&str, &str)], overrides: &[&str]) -> Running {
+fn start(output: &Path, environment: &[(&str, &str)], overrides: &[&str]) -> CoxProcess {
     let output_dir = format!("run.output_dir={}", output.display());
     let capacity = format!("memory.capacity={}", CAPACITY_MIB << 20);
     let mut arguments =
@@ -31,7 +31,7 @@ fn start(output: &Path, environment: &[(&str, &str)], overrides: &[&str]) -> Run
         "optimizer.warmup_steps=2",
     ]);
     arguments.extend(overrides);
-    Running::start_with(&arguments, environment)
+    CoxProcess::start_with(&arguments, environment)
 }
 
 fn timeline(output: &Path, rank: usize) -> Vec<Value> {
@@ -105,7 +105,7 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
 /// votes before they go on. Returns what was printed.
 fn run_with_others_at(phase: &str, fault: &str, output: &Path) -> String {
     let holds = output.with_extension(format!("hold-{phase}"));
-    let hold = |rank, phase| Held::order(&holds, rank, phase, 3);
+    let hold = |rank, phase| HoldFile::order(&holds, rank, phase, 3);
     let (out_of_memory, others) = (hold(2, "communication"), [0, 1, 3].map(|rank| hold(rank, phase)));
     let hold_dir = holds.display().to_string();
     let environment = [("COX_FAULT_MEMORY", fault), ("COX_TEST_HOLD", &hold_dir)];
@@ -114,7 +114,7 @@ fn run_with_others_at(phase: &str, fault: &str, output: &Path) -> String {
     out_of_memory.wait(&mut running);
     others.iter().for_each(|other| other.wait(&mut running));
     out_of_memory.release();
-    others.into_iter().for_each(Held::release);
+    others.into_iter().for_each(HoldFile::release);
     let (status, printed) = running.finish();
     assert!(status.success(), "{status}\n{printed}");
     printed

@@ -6,26 +6,26 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running, cox,
+    CoxProcess, cox,
     processes::{coordinator_of, signal, worker_of},
     read_json,
-    tiny::{Held, audit},
+    tiny::{HoldFile, audit},
 };
 
 const STEPS: u64 = 20;
 
 /// `configs/mixture.yaml`, short, in this directory.
-fn start(dir: &Path, more: &[&str]) -> Running {
+fn start(dir: &Path, more: &[&str]) -> CoxProcess {
     let output = format!("run.output_dir={}", dir.join("run").display());
     let steps = format!("train.steps={STEPS}");
     let mut arguments = vec!["run", "configs/mixture.yaml", &output, &steps];
     arguments.extend(["train.checkpoint_every=6", "eval.samples=4", "optimizer.warmup_steps=2"]);
     let mut command = cox(&[&arguments, more].concat());
     command.env("COX_TEST_HOLD", dir.join("hold"));
-    Running::of(command)
+    CoxProcess::of(command)
 }
 
-fn finish(running: Running) -> String {
+fn finish(running: CoxProcess) -> String {
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
     printed
@@ -49,7 +49,7 @@ fn a_mixture_survives_kills_bit_for_bit_and_the_audit_speaks_of_each_set() {
     let [calm, stormy, alone] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     finish(start(calm.path(), &[]));
 
-    let held = Held::order(&stormy.path().join("hold"), 1, "backward", 8);
+    let held = HoldFile::order(&stormy.path().join("hold"), 1, "backward", 8);
     let mut running = start(stormy.path(), &[]);
     held.wait(&mut running);
     signal(coordinator_of(running.pid()).expect("it lives"), Signal::SIGKILL);
@@ -83,7 +83,7 @@ fn a_policy_of_several_data_sets_is_served_for_the_robot_of_one() {
     }
     let serve = |flags: &[&str]| {
         let at = run.display().to_string();
-        Running::start(&[&["serve", &at, "--listen=127.0.0.1:0", "--device=cpu"], flags].concat())
+        CoxProcess::start(&[&["serve", &at, "--listen=127.0.0.1:0", "--device=cpu"], flags].concat())
     };
     let (status, printed) = serve(&[]).finish();
     assert!(!status.success() && printed.contains("NAME one of metaworld-mini, arm-mini"), "{printed}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, free_endpoint,
+    CoxProcess, free_endpoint,
     processes::{signal, worker_of},
     proxy::Proxy,
     tiny::{Tiny, audit},
@@ -19,8 +19,8 @@ const STEPS: u64 = 60;
 /// Two nodes of one worker each, and the network between them.
 struct Cluster {
     tiny: Tiny,
-    first: Running,
-    second: Running,
+    first: CoxProcess,
+    second: CoxProcess,
     /// The second node's way to the coordinator.
     control: Proxy,
     /// Each rank's way to the other.
@@ -44,7 +44,7 @@ impl Cluster {
             command.env("COX_DATA_PORT", port).env("COX_ADVERTISE", &data[rank].address);
             // What two ranks of one machine share no network can cut.
             command.env("COX_RING_SHARED_MEMORY", "0");
-            Running::of(command)
+            CoxProcess::of(command)
         };
         let mut first = node(&coordinator, 0, "is_host=true,last_call_timeout=0");
         if flags.contains(&"--nnodes=1:2") {

@@ -6,13 +6,13 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, free_endpoint,
+    CoxProcess, free_endpoint,
     processes::signal,
     tiny::{Tiny, audit},
 };
 
 /// A launcher of two workers.
-fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> Running {
+fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> CoxProcess {
     let (nnodes, node_rank) = (format!("--nnodes={nnodes}"), format!("--node-rank={rank}"));
     let flags = ["--nproc-per-node=2", "--rdzv-endpoint", endpoint, "--rdzv-conf=last_call_timeout=0"];
     tiny.start(&[&[nnodes.as_str(), &node_rank], &flags[..]].concat())

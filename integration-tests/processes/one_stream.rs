@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, free_endpoint,
+    CoxProcess, free_endpoint,
     processes::{coordinator_of, signal, wait_for_coordinator, worker_of},
     tiny::{Tiny, audit},
 };
@@ -11,7 +11,7 @@ use crate::support::{
 const STEPS: u64 = 6;
 
 /// A launcher of two workers in a world of so many launchers.
-fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> Running {
+fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> CoxProcess {
     let (nnodes, node_rank) = (format!("--nnodes={nnodes}"), format!("--node-rank={rank}"));
     let flags = ["--one-stream", "--nproc-per-node=2", "--rdzv-endpoint", endpoint];
     tiny.start(&[&flags[..], &["--rdzv-conf=last_call_timeout=0", &nnodes, &node_rank]].concat())

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{signal, worker_of},
     read_json,
     tiny::{Tiny, audit, results},
@@ -18,7 +18,7 @@ fn assert_whole(tiny: &Tiny, steps: u64, printed: &str) {
     assert_eq!(audit["committed_steps"], steps, "{audit:#}\n{printed}");
 }
 
-fn finish(running: Running) -> String {
+fn finish(running: CoxProcess) -> String {
     let (status, printed) = running.finish();
     assert!(status.success(), "{printed}");
     printed

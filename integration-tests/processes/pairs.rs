@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::support::{Running, cox, killed, read_json, root};
+use crate::support::{CoxProcess, cox, killed, read_json, root};
 
 const ADAPTER: &str = "adapter/adapter_model.safetensors";
 
@@ -17,7 +17,7 @@ fn command(output: &Path, overrides: &[&str]) -> Command {
 fn pairs_are_learned_the_held_out_loss_falls_and_rouge_rises() {
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().join("run");
-    let (status, printed) = Running::of(command(&output, &["train.checkpoint_every=0"])).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &["train.checkpoint_every=0"])).finish();
     assert!(status.success(), "{printed}");
     let summary = read_json(&output.join("summary.json"));
     let number = |pointer: &str| summary.pointer(pointer).and_then(|v| v.as_f64()).expect(pointer);
@@ -50,7 +50,7 @@ fn predicted_memory_of_pairs_is_what_is_measured() {
         let output = dir.path().join(number.to_string());
         let common =
             ["train.steps=4", "train.checkpoint_every=0", "eval.samples=0", "optimizer.warmup_steps=1"];
-        let (status, printed) = Running::of(command(&output, &[&common[..], variant].concat())).finish();
+        let (status, printed) = CoxProcess::of(command(&output, &[&common[..], variant].concat())).finish();
         assert!(status.success(), "{printed}");
         let memory = &read_json(&output.join("summary.json"))["memory"];
         let [predicted, measured] =
@@ -95,13 +95,13 @@ fn a_pair_that_cannot_be_used_is_refused_before_the_first_step() {
     std::fs::write(&broken, text + "\"a\", \n").expect("a file");
     let output = dir.path().join("run");
     let data = format!("data.path={}", broken.display());
-    let (status, printed) = Running::of(command(&output, &[&data])).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &[&data])).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     assert!(printed.contains("broken.csv:362: has an empty `summary`"), "{printed}");
     assert!(!printed.contains("step      1/"), "{printed}");
 
     let output = dir.path().join("another");
-    let (status, printed) = Running::of(command(&output, &["data.target=title"])).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &["data.target=title"])).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     assert!(printed.contains("has no column `title`; name one of `text`, `summary`"), "{printed}");
 }

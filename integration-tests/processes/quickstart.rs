@@ -48,7 +48,7 @@ mod trajectories;
 
 use nix::sys::signal::Signal;
 use support::{
-    Running, cox, losses,
+    CoxProcess, cox, losses,
     processes::{signal, worker_of},
     read_json, root,
     tiny::Tiny,
@@ -107,7 +107,7 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
     let output_dir = format!("run.output_dir={}", output.display());
     let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir];
     arguments.extend(short);
-    let mut running = Running::start(&arguments);
+    let mut running = CoxProcess::start(&arguments);
     // Killed outright, at any point after the first checkpoint: nothing is drained.
     running.wait_for("5/8");
     drop(running);
@@ -132,7 +132,7 @@ fn a_run_stopped_half_way_resumes_with_the_same_losses_and_leaves_the_same_adapt
         "eval.samples=0",
         "optimizer.warmup_steps=2",
     ]);
-    let (status, printed) = Running::start(&longer).finish();
+    let (status, printed) = CoxProcess::start(&longer).finish();
     assert!(status.success(), "{printed}");
     let line = printed.lines().find(|line| line.contains("the run's length changed from 8 to 10 steps; "));
     let follows = line.is_some_and(|line| line.contains("rates continue at") && line.contains("instead of"));
@@ -169,7 +169,7 @@ fn without_restarts_a_killed_worker_ends_the_run_with_its_name_and_its_own_exit_
     let output = dir.path().join("run");
     let output_dir = format!("run.output_dir={}", output.display());
     let arguments = ["run", "configs/quickstart.yaml", &output_dir, "eval.samples=0", "--max-restarts=0"];
-    let mut running = Running::start(&arguments);
+    let mut running = CoxProcess::start(&arguments);
     running.wait_for("3/150");
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let (status, printed) = running.finish();
@@ -187,7 +187,7 @@ fn a_config_with_a_typing_error_is_refused_before_anything_starts() {
     let config = dir.path().join("typo.yaml");
     std::fs::write(&config, text.replace("micro_batch", "mico_batch")).unwrap();
     let output_dir = format!("run.output_dir={}", dir.path().join("run").display());
-    let (status, printed) = Running::start(&["run", config.to_str().unwrap(), &output_dir]).finish();
+    let (status, printed) = CoxProcess::start(&["run", config.to_str().unwrap(), &output_dir]).finish();
     assert_eq!(status.code(), Some(2), "{printed}");
     assert!(printed.contains("mico_batch") && printed.contains("micro_batch"), "{printed}");
     assert!(!dir.path().join("run").exists(), "nothing is half-written");

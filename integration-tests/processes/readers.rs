@@ -6,7 +6,7 @@ use std::{fs, thread, time::Duration};
 use coxswain_identity::{Scope, Token, Tokens};
 
 use crate::support::{
-    Running, cox,
+    CoxProcess, cox,
     flood::{Flood, Question},
     free_endpoint,
     processes::worker_of,
@@ -24,7 +24,7 @@ fn a_flood_of_reads_loses_no_worker_and_stops_no_step() {
     [&all, &read].iter().for_each(|token| Tokens::add_to_file(&file, token).expect("a file"));
     let mut command = tiny.command(&["--rdzv-endpoint", &endpoint, "train.log_every=1"]);
     command.env("COX_TOKEN_FILE", &file);
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     running.wait_for("2/100000");
     let workers = [0, 1].map(|rank| worker_of(running.pid(), rank));
     let log = tiny.output().join("logs/coordinator.log");

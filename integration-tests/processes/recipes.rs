@@ -8,9 +8,9 @@ use nix::sys::signal::Signal;
 use crate::{
     serve::{python, serve},
     support::{
-        Running, cox,
+        CoxProcess, cox,
         processes::{signal, worker_of},
-        tiny::{Held, audit},
+        tiny::{HoldFile, audit},
     },
 };
 
@@ -39,8 +39,8 @@ fn trained(dir: &Path, recipe: &[&str], killed: bool) -> PathBuf {
     arguments.extend(recipe);
     let mut command = cox(&arguments);
     command.env("COX_TEST_HOLD", dir.join("hold"));
-    let held = killed.then(|| Held::order(&dir.join("hold"), 1, "backward", 4));
-    let mut running = Running::of(command);
+    let held = killed.then(|| HoldFile::order(&dir.join("hold"), 1, "backward", 4));
+    let mut running = CoxProcess::of(command);
     if let Some(held) = held {
         held.wait(&mut running);
         signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, cox,
+    CoxProcess, cox,
     processes::{children, coordinator_of, signal, wait_for_coordinator, wait_until_gone},
     read_json,
     tiny::Tiny,
@@ -18,7 +18,7 @@ fn a_killed_launcher_may_be_launched_again_on_another_machine() {
     let on = |host: &str| {
         let mut command = tiny.command(&["--max-restarts=0"]);
         command.env("COX_HOST", host);
-        Running::of(command)
+        CoxProcess::of(command)
     };
     let held = tiny.hold(1, "backward", 3);
     let mut running = on("here");
@@ -38,7 +38,7 @@ fn the_next_slurm_job_goes_on_where_the_last_one_came_to() {
     let job = |id: &str, flags: &[&str]| {
         let mut command = tiny.command(flags);
         command.env("SLURM_JOB_ID", id);
-        Running::of(command)
+        CoxProcess::of(command)
     };
     let held = tiny.hold(1, "backward", 3);
     let mut running = job("4711", &[]);
@@ -62,7 +62,7 @@ fn a_file_that_is_edited_meanwhile_is_not_read_when_the_coordinator_dies() {
         std::fs::read_to_string(crate::support::root().join("configs/quickstart.yaml")).expect("a file");
     std::fs::write(&config, text).expect("a file");
     let held = tiny.hold(1, "backward", 3);
-    let mut running = Running::of(tiny.command_of(&config.display().to_string(), &[]));
+    let mut running = CoxProcess::of(tiny.command_of(&config.display().to_string(), &[]));
     held.wait(&mut running);
     std::fs::write(&config, "the next experiment, half written").expect("a file");
     let coordinator = coordinator_of(running.pid()).expect("it lives");

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use crate::support::{Running, read_json, root, tiny::audit};
+use crate::support::{CoxProcess, read_json, root, tiny::audit};
 
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
@@ -47,7 +47,7 @@ fn a_damaged_row_is_left_out_of_every_epoch_and_listed() {
         "eval.samples=0",
         "optimizer.warmup_steps=2",
     ];
-    let (status, printed) = Running::start(&arguments).finish();
+    let (status, printed) = CoxProcess::start(&arguments).finish();
     assert!(status.success(), "{printed}");
     let told: Vec<&str> = printed.lines().filter(|line| line.contains("the sample at position")).collect();
     assert!(told.iter().any(|line| line.contains("another worker tries it")), "{printed}");

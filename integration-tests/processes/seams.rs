@@ -6,7 +6,7 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{coordinator_of, signal, worker_of},
     shim::Shim,
     tiny::Tiny,
@@ -23,7 +23,7 @@ fn a_wall_clock_that_jumps_by_a_day_changes_nothing() {
         let held = tiny.hold(1, "backward", 3);
         let mut command = tiny.command(&[]);
         shim.before(&mut command, "nothing");
-        let mut running = Running::of(command);
+        let mut running = CoxProcess::of(command);
         held.wait(&mut running);
         shim.wall_clock_is_wrong_by(jump);
         held.release();
@@ -40,7 +40,7 @@ fn a_journal_whose_handle_goes_stale_is_opened_again() {
     let held = tiny.hold(1, "backward", 3);
     let mut command = tiny.command(&[]);
     shim.before(&mut command, "/coordinator/journal");
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     held.wait(&mut running);
     let coordinator = coordinator_of(running.pid());
     shim.handles_go_stale(1);
@@ -64,7 +64,7 @@ fn data_whose_server_is_away_for_a_while_is_read_later_and_no_sample_is_left_out
     // Little is read ahead, and nothing of it kept.
     let mut command = tiny.command(&["data.prefetch=1"]);
     shim.before(&mut command, "metaworld-mini/data/");
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     held.wait(&mut running);
     // Workers that begin read from there, too.
     let pid = worker_of(running.pid(), 0).expect("it lives");

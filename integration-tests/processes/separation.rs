@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::support::{Running, cox, killed, read_json, root};
+use crate::support::{CoxProcess, cox, killed, read_json, root};
 
 const WEIGHTS: &str = "separator.safetensors";
 
@@ -18,7 +18,7 @@ fn stems_of_held_out_tracks_are_separated_by_decibels() {
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().join("run");
     let overrides = ["train.steps=60", "train.checkpoint_every=0"];
-    let (status, printed) = Running::of(command(&output, &overrides)).finish();
+    let (status, printed) = CoxProcess::of(command(&output, &overrides)).finish();
     assert!(status.success(), "{printed}");
     let summary = read_json(&output.join("summary.json"));
     let number = |pointer: &str| summary.pointer(pointer).and_then(|v| v.as_f64()).expect(pointer);
@@ -96,7 +96,7 @@ fn tracks_that_cannot_be_used_are_refused_before_the_first_step_or_left_out() {
     let data = format!("data.path={}", tracks.display());
     let overrides = |rate| vec![data.as_str(), "data.holdout_every=0", rate];
     let (status, printed) =
-        Running::of(command(&dir.path().join("rate"), &overrides("data.sample_rate=8000"))).finish();
+        CoxProcess::of(command(&dir.path().join("rate"), &overrides("data.sample_rate=8000"))).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
     assert!(printed.contains("track-00/plucks.wav: sample rate: is 4000 Hz"), "{printed}");
     assert!(!printed.contains("step      1/"), "{printed}");
@@ -110,7 +110,7 @@ fn tracks_that_cannot_be_used_are_refused_before_the_first_step_or_left_out() {
     overrides.extend(["train.global_batch=2", "train.micro_batch=1", "optimizer.warmup_steps=0"]);
     // One track of a few is more than a run leaves out by default.
     overrides.push("train.max_left_out=0.5");
-    let (status, printed) = Running::of(command(&dir.path().join("cut"), &overrides)).finish();
+    let (status, printed) = CoxProcess::of(command(&dir.path().join("cut"), &overrides)).finish();
     assert!(status.success(), "{printed}");
     assert!(printed.contains("track-01/drums.wav") && printed.contains("ends early"), "{printed}");
 }

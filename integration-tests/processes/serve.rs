@@ -12,7 +12,7 @@ use std::{
 use nix::sys::signal::Signal;
 use safetensors::SafeTensors;
 
-use super::support::{Running, cox, processes::signal, read_json, root, train};
+use super::support::{CoxProcess, cox, processes::signal, read_json, root, train};
 
 /// A certificate for localhost, and its key.
 pub const CERTIFICATES: &str = "worker/serve/src/tests/tls";
@@ -36,21 +36,21 @@ fn trained() -> &'static Path {
 }
 
 fn done(arguments: &[&str]) -> String {
-    let (status, printed) = Running::start(arguments).finish();
+    let (status, printed) = CoxProcess::start(arguments).finish();
     assert!(status.success(), "{printed}");
     printed
 }
 
 /// A server, and where it listens.
-pub fn serve(dir: &Path) -> (Running, String) {
+pub fn serve(dir: &Path) -> (CoxProcess, String) {
     serve_with(dir, &[])
 }
 
-fn serve_with(dir: &Path, flags: &[&str]) -> (Running, String) {
+fn serve_with(dir: &Path, flags: &[&str]) -> (CoxProcess, String) {
     let arguments = ["serve", dir.to_str().expect("a readable path"), "--listen=127.0.0.1:0", "--device=cpu"];
     let mut command = cox(&[&arguments, flags].concat());
     command.env_remove("COX_TOKEN");
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     let line = running.wait_for("serving at ws");
     let address = line.split("://").nth(1).and_then(|rest| rest.split(' ').next());
     (running, address.expect("an address").to_owned())
@@ -109,10 +109,10 @@ fn a_certificate_without_its_key_is_refused_in_words() {
     let file = |name: &str| root().join(CERTIFICATES).join(name).display().to_string();
     let dir = trained().to_str().expect("a readable path");
     let cert = format!("--tls-cert={}", file("cert.pem"));
-    let (status, printed) = Running::start(&["serve", dir, &cert]).finish();
+    let (status, printed) = CoxProcess::start(&["serve", dir, &cert]).finish();
     assert!(status.code() == Some(2) && printed.contains("--tls-key"), "{printed}");
     let other = format!("--tls-key={}", file("other-key.pem"));
-    let (status, printed) = Running::start(&["serve", dir, &cert, &other]).finish();
+    let (status, printed) = CoxProcess::start(&["serve", dir, &cert, &other]).finish();
     assert!(status.code() == Some(2) && printed.contains("not the key of"), "{printed}");
 }
 
@@ -198,7 +198,7 @@ fn any_checkpoint_is_exported_as_a_run_leaves_its_last() {
     let best = other.path().join("best");
     done(&["export", dir, "--step=best", "--out", best.to_str().expect("a readable path")]);
     assert!(same(&best, &out));
-    let (status, printed) = Running::start(&["export", dir, "--step=4"]).finish();
+    let (status, printed) = CoxProcess::start(&["export", dir, "--step=4"]).finish();
     assert!(!status.success() && printed.contains("those of steps 3, 6 are there"), "{printed}");
 }
 
@@ -238,7 +238,7 @@ fn a_merged_checkpoint_has_the_logits_of_the_adapted_model() {
 fn a_directory_without_a_policy_is_refused_in_words() {
     let empty = tempfile::tempdir().expect("a temporary directory");
     let dir = empty.path().to_str().expect("a readable path");
-    let (status, printed) = Running::start(&["serve", dir]).finish();
+    let (status, printed) = CoxProcess::start(&["serve", dir]).finish();
     assert_eq!(status.code(), Some(2), "{printed}");
     assert!(printed.contains("not the output directory of a run"), "{printed}");
 }

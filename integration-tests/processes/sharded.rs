@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running, cox, free_endpoint, losses,
+    CoxProcess, cox, free_endpoint, losses,
     processes::{signal, worker_of},
     root,
     tiny::{Tiny, audit, results},
@@ -15,7 +15,7 @@ use crate::support::{
 const SHARD: &str = "memory.shard=frozen";
 const STEPS: u64 = 6;
 
-fn worker(running: &Running, rank: u32) -> i32 {
+fn worker(running: &CoxProcess, rank: u32) -> i32 {
     worker_of(running.pid(), rank).expect("it lives")
 }
 
@@ -129,7 +129,7 @@ fn an_out_of_memory_is_tried_again_to_the_same_bits() {
         arguments.extend(["train.steps=6", "train.global_batch=8", "train.micro_batch=4", "eval.samples=2"]);
         // 4 samples want 800 MiB more, 2 want 400.
         let fault = format!("rank=1 step=3 phase={phase} mib=200");
-        let (status, printed) = Running::start_with(&arguments, &[("COX_FAULT_MEMORY", &fault)]).finish();
+        let (status, printed) = CoxProcess::start_with(&arguments, &[("COX_FAULT_MEMORY", &fault)]).finish();
         assert!(status.success(), "{printed}");
         assert!(printed.contains("all ranks go from 4 to 2 samples at a time"), "{printed}");
         results(&output)

@@ -9,7 +9,7 @@ use std::{
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running,
+    CoxProcess,
     processes::{children, coordinator_of, signal, wait_for_coordinator},
     read_json, root,
     tiny::Tiny,
@@ -75,7 +75,7 @@ fn a_launch_under_nohup_outlives_its_terminal() {
     nohup.arg(command.get_program()).args(command.get_args());
     nohup.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     nohup.current_dir(root()).stdin(Stdio::null());
-    let mut running = Running::of(nohup);
+    let mut running = CoxProcess::of(nohup);
     running.wait_for("2/6");
     signal(running.pid() as i32, Signal::SIGHUP);
     tiny.assert_undisturbed(running, "a terminal that has gone");

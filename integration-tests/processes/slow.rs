@@ -1,6 +1,6 @@
 //! A rank that is slower than the others is named, and replaced where a spare is there and that is wanted.
 
-use crate::support::{Running, read_json, tiny::audit};
+use crate::support::{CoxProcess, read_json, tiny::audit};
 
 #[test]
 fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_keeps_up() {
@@ -9,7 +9,7 @@ fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_k
     let output_dir = format!("run.output_dir={}", output.display());
     let arguments = ["run", "configs/quickstart.yaml", &output_dir, "train.steps=60", "eval.samples=0"];
     let fault = [("COX_FAULT_SLOW", "rank=1 step=8 until=36 percent=130 part=data")];
-    let (status, printed) = Running::start_with(&arguments, &fault).finish();
+    let (status, printed) = CoxProcess::start_with(&arguments, &fault).finish();
     assert!(status.success(), "{printed}");
     let lines: Vec<&str> = printed.lines().collect();
     let place = |text: &str| lines.iter().position(|line| line.contains(text));
@@ -31,7 +31,7 @@ fn a_rank_that_stays_slow_is_replaced_by_a_spare_and_steps_take_as_long_as_befor
         let output = dir.path().join(name);
         let output_dir = format!("run.output_dir={}", output.display());
         let keys = ["run", "configs/quickstart.yaml", &output_dir, "train.steps=100", "eval.samples=0"];
-        let (status, printed) = Running::start_with(&[&keys[..], more].concat(), fault).finish();
+        let (status, printed) = CoxProcess::start_with(&[&keys[..], more].concat(), fault).finish();
         assert!(status.success(), "{printed}");
         (output, printed)
     };

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{Running, cox, losses, read_json, root};
+use crate::support::{CoxProcess, cox, losses, read_json, root};
 
 /// Every file below a directory, with its bytes.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
@@ -29,7 +29,7 @@ const SHORT: [&str; 3] = ["eval.samples=4", "optimizer.warmup_steps=2", "train.c
 fn stage(config: &str, output: &Path, overrides: &[&str]) -> (bool, String) {
     let output_dir = format!("run.output_dir={}", output.display());
     let arguments = [&["run", config, &output_dir][..], &SHORT, overrides].concat();
-    let (status, printed) = Running::start(&arguments).finish();
+    let (status, printed) = CoxProcess::start(&arguments).finish();
     (status.success(), printed)
 }
 
@@ -198,7 +198,7 @@ fn weights_that_do_not_fit_are_named_tensor_by_tensor_before_anything_runs() {
         [("expert.width=64", "there, ["), ("expert.convention=noise_at_one", "expert.convention")]
     {
         let arguments = ["run", "configs/vla-stage2.yaml", &output_dir, &from, change];
-        let (status, printed) = Running::start(&arguments).finish();
+        let (status, printed) = CoxProcess::start(&arguments).finish();
         assert_eq!(status.code(), Some(3), "{change}: {printed}");
         assert!(printed.contains(expected), "{change}: {printed}");
         assert!(!dir.path().join("two").exists(), "{change}: something was begun");

@@ -4,7 +4,7 @@ use coxswain_identity::claims::Claims;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    Running, free_endpoint,
+    CoxProcess, free_endpoint,
     processes::signal,
     tiny::{Tiny, audit},
 };
@@ -13,7 +13,7 @@ use crate::support::{
 const TAKEN_OVER: &str = "this launcher starts a new coordinator";
 
 /// A launcher of one worker.
-fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> Running {
+fn node(tiny: &Tiny, endpoint: &str, nnodes: &str, rank: u32) -> CoxProcess {
     let (nnodes, node_rank) = (format!("--nnodes={nnodes}"), format!("--node-rank={rank}"));
     let flags = ["--nproc-per-node=1", "--rdzv-endpoint", endpoint, "--rdzv-conf=last_call_timeout=0"];
     tiny.start(&[&[nnodes.as_str(), &node_rank], &flags[..]].concat())

@@ -7,10 +7,10 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{
-    Running, cox, killed,
+    CoxProcess, cox, killed,
     processes::{signal, worker_of},
     read_json, root,
-    tiny::{Held, audit},
+    tiny::{HoldFile, audit},
 };
 
 const FIRST: &str = "configs/trajectory.yaml";
@@ -24,9 +24,9 @@ fn arguments(config: &str, output: &Path, overrides: &[&str]) -> Vec<String> {
     fixed.into_iter().chain(overrides.iter().map(ToString::to_string)).collect()
 }
 
-fn start(config: &str, output: &Path, overrides: &[&str]) -> Running {
+fn start(config: &str, output: &Path, overrides: &[&str]) -> CoxProcess {
     let arguments = arguments(config, output, overrides);
-    Running::of(cox(&arguments.iter().map(String::as_str).collect::<Vec<_>>()))
+    CoxProcess::of(cox(&arguments.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
 /// A run that ends well; its summary and what it printed.
@@ -76,11 +76,11 @@ fn workers_killed_three_times_leave_the_undisturbed_network_and_adapter() {
     let train_killed = |config: &str, name: &str, overrides: &[&str]| {
         let (output, hold) = (of(name), of(&format!("{name}-hold")));
         let stands = [(1, "forward", 1), (0, "backward", 3), (1, "optimizer", 5)];
-        let held = stands.map(|(rank, phase, step)| (rank, Held::order(&hold, rank, phase, step)));
+        let held = stands.map(|(rank, phase, step)| (rank, HoldFile::order(&hold, rank, phase, step)));
         let arguments = arguments(config, &output, &[&SHORT[..], overrides].concat());
         let mut command = cox(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         command.env("COX_TEST_HOLD", &hold);
-        let mut running = Running::of(command);
+        let mut running = CoxProcess::of(command);
         for (rank, held) in held {
             held.wait(&mut running);
             signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);

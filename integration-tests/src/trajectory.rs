@@ -39,9 +39,9 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
 }
 
 /// Tensors of a fixture by name.
-struct Expected(Vec<u8>);
+struct FixtureTensors(Vec<u8>);
 
-impl Expected {
+impl FixtureTensors {
     fn read(name: &str) -> Self {
         Self(fs::read(fixture("trajectory").join(format!("{name}.safetensors"))).unwrap())
     }
@@ -71,7 +71,7 @@ fn case<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) -> B
     let Assembly { objective, layout, .. } =
         TaskOn::<B>::build(&Trajectory { models: Shelves::<B>::default() }, &spec, &*samples, device)
             .unwrap();
-    let expected = Expected::read(case);
+    let expected = FixtureTensors::read(case);
     let mut values = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
         values[param.range()].copy_from_slice(&expected.floats(&format!("weight.{}", param.name)));
@@ -87,14 +87,14 @@ pub fn hold_trajectories<B: Tape<Base = B>>(device: &B::Device) {
     let extractor = objective.extractor().unwrap();
     let ours = extractor.compute(&trainables, &*batch).unwrap().values;
     let ours: Vec<f64> = ours.into_iter().map(f64::from).collect();
-    let off = relative_error(&ours, &Expected::read("trajectories").wide("trajectories"));
+    let off = relative_error(&ours, &FixtureTensors::read("trajectories").wide("trajectories"));
     assert!(off < 1e-4, "trajectories are off by {off:e}");
 }
 
 /// Compares one case under one recompute mode: losses to 1e-4, gradients to 1e-3.
 pub fn hold<B: Tape<Base = B>>(name: &str, recompute: &str, device: &B::Device) {
     let BuiltCase { objective, trainables, samples, batch } = case::<B>(name, recompute, device);
-    let (expected, layout) = (Expected::read(name), trainables.layout().clone());
+    let (expected, layout) = (FixtureTensors::read(name), trainables.layout().clone());
     let mut grads = FlatGrads::<B::Flat>::at(&B::Flat::place(device), layout.len());
     let mut clock = StageClock::default();
     let loss = objective.forward_backward(&trainables, &*batch, &mut grads, &mut clock).unwrap();

@@ -27,7 +27,7 @@ use coxswain_proto::{
 };
 
 use super::report::{
-    CacheUse, CommittedStep, DataConsumption, MemoryPeak, Merged, Skipped, StepReport, StepTimes, Totals,
+    CacheUse, CommittedStep, DataConsumption, MemoryPeak, MergedMetrics, Skip, StepReport, StepTimes, Totals,
 };
 
 /// Steps of one generation.
@@ -48,13 +48,13 @@ struct OpenStep {
     witness: Rank,
     totals: Totals,
     times: StepTimes,
-    metrics: Merged,
+    metrics: MergedMetrics,
     tokens: u64,
     memory_peak: MemoryPeak,
     retries: u32,
     cache_generation: u64,
     cache: CacheUse,
-    skipped: Option<Skipped>,
+    skipped: Option<Skip>,
 }
 
 /// What a rank may report.
@@ -72,7 +72,7 @@ pub struct UnreportedStep {
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,
     /// Why it was left out, if a checkpoint says that it was.
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
 }
 
 /// Why a report cannot be true.

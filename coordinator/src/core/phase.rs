@@ -8,8 +8,8 @@
 //!     └───── budget used up, a failure that would come again, stop ─────────────────────────────────────┘
 //! ```
 //!
-//! Connecting and Training are the two stages of [`RunningPhase`]. Only `machine/transitions.rs` moves from one
-//! phase to another; `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a
+//! Connecting and Training are the two stages of [`RunningPhase`]. Only `machine/transitions.rs` moves from
+//! one phase to another; `machine/recalling.rs` begins in the one that an earlier life was in. The steps of a
 //! generation outlive its phase, for its ranks may still report them: they belong to
 //! [`Progress`](super::progress::Progress).
 

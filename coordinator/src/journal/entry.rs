@@ -5,7 +5,7 @@ use std::ops::Range;
 use coxswain_proto::ids::{Generation, Rank, Step};
 use serde::{Deserialize, Serialize};
 
-use crate::core::report::{CommittedStep, Skipped};
+use crate::core::report::{CommittedStep, Skip};
 
 /// One committed step as the ledger shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub struct LedgerEntry {
     pub left_out: Vec<Range<u64>>,
     /// Why the step was left out, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub skipped: Option<Skipped>,
+    pub skipped: Option<Skip>,
 }
 
 impl LedgerEntry {

@@ -7,7 +7,7 @@ use coxswain_proto::{human, ids::Step, limits, report::stage_times};
 use crate::core::{
     failure::Failure,
     quarantine::{BadSample, SampleVerdict},
-    report::{CommittedStep, Skipped},
+    report::{CommittedStep, Skip},
     slot_health::SlotHealth,
     stragglers::Slowness,
 };
@@ -39,7 +39,7 @@ pub fn step(step: &CommittedStep) -> String {
 }
 
 /// `  12/400  epoch 0  left out: its loss is not finite in two attempts (sample 17)`.
-pub fn skipped(step: &CommittedStep, why: &Skipped) -> String {
+pub fn skipped(step: &CommittedStep, why: &Skip) -> String {
     let total = step.total_steps.to_string();
     let width = total.len();
     format!("{:>width$}/{total}  epoch {}  left out: {why}", step.step.0 + 1, step.consumed.epoch)

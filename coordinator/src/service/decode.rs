@@ -15,7 +15,7 @@ use crate::{
         memory::{MemoryReport, RankMemory},
         quarantine::BadSample,
         report::{
-            CacheUse, Metric, PhaseMemory, Skipped, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
+            CacheUse, Metric, PhaseMemory, Skip, StateSource, StepReport, StepTimes, Totals, WorkerPhase,
         },
     },
     options::CauseKind,
@@ -329,9 +329,9 @@ fn step_report(wire: v1::StepReport) -> FieldResult<StepReport> {
     })
 }
 
-fn skipped(wire: v1::SkippedStep) -> FieldResult<Skipped> {
+fn skipped(wire: v1::SkippedStep) -> FieldResult<Skip> {
     at_most(MAX_SKIPPED_SAMPLES, "skipped.samples", wire.samples.len())?;
-    Skipped::try_from(wire).map_err(|cause| unknown("skipped.cause", cause))
+    Skip::try_from(wire).map_err(|cause| unknown("skipped.cause", cause))
 }
 
 fn times(wire: v1::StepTimes) -> FieldResult<StepTimes> {

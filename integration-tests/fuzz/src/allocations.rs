@@ -35,10 +35,10 @@ pub(crate) fn most_of_all_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, usize::try_from(ALL_MOST.load(Relaxed) - before).unwrap_or(0))
 }
 
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Memory may be taken and given back while a thread ends, when its counters are gone.
 fn count(bytes: isize) {
@@ -54,7 +54,7 @@ fn count(bytes: isize) {
 
 // SAFETY: every call is passed on unchanged to the system's allocator; counting allocates nothing (the cells
 // are initialised by constants and have no destructor) and does not unwind.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is that of `System`.

@@ -32,16 +32,16 @@ pub(crate) struct Corpus {
     longest: usize,
     slowest: Duration,
     coverage: Option<Coverage>,
-    guided: Option<Guided>,
+    guided: Option<GuidedSearch>,
 }
 
 /// Where a guided search leaves what is to be kept, and the input that it is at.
-struct Guided {
+struct GuidedSearch {
     dir: PathBuf,
     input: File,
 }
 
-impl Guided {
+impl GuidedSearch {
     fn of(file_name: &str) -> Option<Self> {
         let dir = PathBuf::from(std::env::var_os("COX_FUZZ_GUIDED")?);
         let input = File::create(dir.join(input_name(file_name))).expect("a file for the input");
@@ -72,7 +72,7 @@ impl Corpus {
         let longest = samples.iter().map(Vec::len).max().unwrap_or(0) + GROWN;
         let inputs: Vec<_> = samples.iter().cloned().chain(kept).collect();
         let known = inputs.len();
-        let guided = Guided::of(&file_name);
+        let guided = GuidedSearch::of(&file_name);
         let (slowest, coverage) = (Duration::MAX, Coverage::of_this_program());
         Self { file_name, inputs, samples: samples.len(), known, longest, slowest, coverage, guided }
     }

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, path::Path, process::Command};
 use nix::sys::signal::Signal;
 
 use super::{
-    Running,
+    CoxProcess,
     processes::{signal, worker_of},
     read_json,
-    tiny::{Held, audit},
+    tiny::{HoldFile, audit},
 };
 
 /// Runs `command`, told its output directory and what is laid over its run file, on two ranks: once
@@ -19,15 +19,15 @@ pub fn three_times(command: impl Fn(&Path, &[&str]) -> Command, left: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let short = ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];
     let whole = dir.path().join("whole");
-    let (status, printed) = Running::of(command(&whole, &short)).finish();
+    let (status, printed) = CoxProcess::of(command(&whole, &short)).finish();
     assert!(status.success(), "{printed}");
 
     let (output, hold) = (dir.path().join("killed"), dir.path().join("hold"));
     let stands = [(1, "forward", 1), (0, "backward", 3), (1, "optimizer", 4)];
-    let held = stands.map(|(rank, phase, step)| (rank, Held::order(&hold, rank, phase, step)));
+    let held = stands.map(|(rank, phase, step)| (rank, HoldFile::order(&hold, rank, phase, step)));
     let mut command = command(&output, &short);
     command.env("COX_TEST_HOLD", &hold);
-    let mut running = Running::of(command);
+    let mut running = CoxProcess::of(command);
     for (rank, held) in held {
         held.wait(&mut running);
         signal(worker_of(running.pid(), rank).expect("it lives"), Signal::SIGKILL);

@@ -49,13 +49,13 @@ pub fn cox(arguments: &[&str]) -> Command {
 }
 
 /// A running `cox`, its output read line by line as it comes.
-pub struct Running {
+pub struct CoxProcess {
     child: Child,
     lines: mpsc::Receiver<String>,
     seen: Vec<String>,
 }
 
-impl Running {
+impl CoxProcess {
     /// Starts `cox` with both streams captured.
     pub fn start(arguments: &[&str]) -> Self {
         Self::of(cox(arguments))
@@ -126,7 +126,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for CoxProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -148,7 +148,7 @@ pub fn train(output: &Path, overrides: &[&str]) -> Value {
     let output_dir = format!("run.output_dir={}", output.display());
     let mut arguments = vec!["run", "configs/quickstart.yaml", &output_dir];
     arguments.extend(overrides);
-    let (status, printed) = Running::start(&arguments).finish();
+    let (status, printed) = CoxProcess::start(&arguments).finish();
     assert!(status.success(), "{printed}");
     read_json(&output.join("summary.json"))
 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Running, cox};
+use super::{CoxProcess, cox};
 
 /// What a run leaves that training decides.
 const RESULTS: [&str; 3] = ["adapter/adapter_model.safetensors", "expert.safetensors", "sensor.safetensors"];
@@ -63,8 +63,8 @@ impl Tiny {
     }
 
     /// Makes a worker of the next launch stand still in `phase` from `step` on.
-    pub fn hold(&self, rank: u32, phase: &str, step: u64) -> Held {
-        Held::order(&self.hold_dir(), rank, phase, step)
+    pub fn hold(&self, rank: u32, phase: &str, step: u64) -> HoldFile {
+        HoldFile::order(&self.hold_dir(), rank, phase, step)
     }
 
     /// `cox run` of it.
@@ -97,13 +97,13 @@ impl Tiny {
     }
 
     /// Starts it.
-    pub fn start(&self, flags: &[&str]) -> Running {
-        Running::of(self.command(flags))
+    pub fn start(&self, flags: &[&str]) -> CoxProcess {
+        CoxProcess::of(self.command(flags))
     }
 
     /// Waits for the end and holds the results against those of the same run undisturbed, bit for bit, and
     /// the records against the plan. Returns the audit.
-    pub fn assert_undisturbed(&self, running: Running, what: &str) -> Value {
+    pub fn assert_undisturbed(&self, running: CoxProcess, what: &str) -> Value {
         let (status, printed) = running.finish();
         assert!(status.success(), "{what}: {status}\n{printed}");
         let results = results(&self.output());
@@ -120,9 +120,9 @@ impl Tiny {
 }
 
 /// Where a worker stands still.
-pub struct Held(PathBuf);
+pub struct HoldFile(PathBuf);
 
-impl Held {
+impl HoldFile {
     /// Makes a worker that is launched with this directory as `COX_TEST_HOLD` stand still in `phase` from
     /// `step` on.
     pub fn order(directory: &Path, rank: u32, phase: &str, step: u64) -> Self {
@@ -133,7 +133,7 @@ impl Held {
     }
 
     /// Waits until it does.
-    pub fn wait(&self, running: &mut Running) {
+    pub fn wait(&self, running: &mut CoxProcess) {
         super::processes::wait_for(&self.0.display().to_string(), || {
             running.assert_alive();
             self.0.exists().then_some(())

@@ -52,12 +52,12 @@ pub struct Flood {
     until: Duration,
     /// Until then the processor has something to do.
     busy_until: Duration,
-    told: Told,
+    told: FloodSummary,
 }
 
 /// What is told at its end.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct FloodSummary {
     answered: u64,
     refused: u64,
     longest: Duration,
@@ -68,11 +68,11 @@ struct Connection {
     reader: ReadCaller,
     kind: ReadKind,
     takes_answers: bool,
-    reads: Vec<Read>,
+    reads: Vec<PendingRead>,
 }
 
 /// A read that was let in.
-struct Read {
+struct PendingRead {
     _place: Place,
     answer: Option<oneshot::Receiver<Arc<Status>>>,
     since: Duration,
@@ -115,7 +115,7 @@ impl Flood {
             connections: (0..connections).map(Connection::new).collect(),
             until,
             busy_until: Duration::ZERO,
-            told: Told::default(),
+            told: FloodSummary::default(),
         }
     }
 
@@ -153,7 +153,7 @@ impl Flood {
                 }
                 ReadKind::Records | ReadKind::Watch => None,
             };
-            self.connections[number].reads.push(Read { _place: place, answer, since: done });
+            self.connections[number].reads.push(PendingRead { _place: place, answer, since: done });
         }
         Ok(if is_slow { REFUSED_PIECE.1 } else { OPENS })
     }
@@ -189,7 +189,7 @@ impl World {
         let (now, lives) = (self.now, self.coordinator.lives());
         let Some(flood) = self.flood.as_mut() else { return };
         if now >= flood.until || !lives {
-            let Told { answered, refused, longest } = flood.told;
+            let FloodSummary { answered, refused, longest } = flood.told;
             let waited = longest.as_secs_f64() * 1e3;
             self.flood = None;
             return self.checker.says(

@@ -68,7 +68,7 @@ pub struct Process {
     pub standing: Standing,
     pub session: Session,
 
-    pub at: At,
+    pub at: TrainerStage,
     /// Names the newest thing the trainer waits for by itself.
     pub waits: u64,
     pub assignment: Option<Assignment>,
@@ -90,7 +90,7 @@ pub struct Process {
 
 /// What the trainer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum TrainerStage {
     Loading,
     Waiting,
     Exchanging,
@@ -112,7 +112,7 @@ pub enum At {
 /// Signs that a trainer moves, as the real one has them: here whatever changes what it does.
 #[derive(Debug, Default)]
 pub struct Signs {
-    doing: Option<(At, u64, u64)>,
+    doing: Option<(TrainerStage, u64, u64)>,
     phase: Option<WorkerPhase>,
     pub since: Duration,
     pub phase_since: Duration,
@@ -122,7 +122,7 @@ pub struct Signs {
 }
 
 impl Signs {
-    fn look(&mut self, now: Duration, phase: WorkerPhase, doing: (At, u64, u64)) {
+    fn look(&mut self, now: Duration, phase: WorkerPhase, doing: (TrainerStage, u64, u64)) {
         if self.doing.replace(doing) == Some(doing) {
             return;
         }
@@ -161,7 +161,7 @@ impl Process {
             line: None,
             standing: Standing::default(),
             session: Session::default(),
-            at: At::Loading,
+            at: TrainerStage::Loading,
             waits: 0,
             assignment: None,
             collective: 0,
@@ -181,7 +181,7 @@ impl Process {
 
     /// Whether its last word was that all is well.
     pub fn left_in_order(&self) -> bool {
-        self.at == At::Leaving && self.session.exit_code == 0
+        self.at == TrainerStage::Leaving && self.session.exit_code == 0
     }
 
     /// This is its state from now on.
@@ -194,33 +194,38 @@ impl Process {
     pub fn in_ring(&self) -> bool {
         matches!(
             self.at,
-            At::Exchanging
-                | At::Settling
-                | At::Voting
-                | At::Shifting
-                | At::Gathering
-                | At::Publishing
-                | At::Exporting
+            TrainerStage::Exchanging
+                | TrainerStage::Settling
+                | TrainerStage::Voting
+                | TrainerStage::Shifting
+                | TrainerStage::Gathering
+                | TrainerStage::Publishing
+                | TrainerStage::Exporting
         )
     }
 
     /// Whether its trainer waits for the coordinator. One that hangs does not, though it may have begun to.
     pub fn waits_for_coordinator(&self) -> bool {
-        !self.hung && matches!(self.at, At::Waiting | At::Leasing)
+        !self.hung && matches!(self.at, TrainerStage::Waiting | TrainerStage::Leasing)
     }
 
     pub fn phase(&self) -> WorkerPhase {
         match self.at {
-            At::Loading => WorkerPhase::Loading,
-            At::Waiting => WorkerPhase::Joining,
-            At::Exchanging | At::Moving | At::Settling => WorkerPhase::Connecting,
-            At::Leasing => WorkerPhase::Data,
-            At::Computing => WorkerPhase::Forward,
-            At::Voting | At::Shifting | At::Gathering | At::Publishing => WorkerPhase::Communication,
-            At::Saving => WorkerPhase::Checkpoint,
-            At::Evaluating => WorkerPhase::Evaluation,
-            At::Exporting => WorkerPhase::Checkpoint,
-            At::Leaving => WorkerPhase::Done,
+            TrainerStage::Loading => WorkerPhase::Loading,
+            TrainerStage::Waiting => WorkerPhase::Joining,
+            TrainerStage::Exchanging | TrainerStage::Moving | TrainerStage::Settling => {
+                WorkerPhase::Connecting
+            }
+            TrainerStage::Leasing => WorkerPhase::Data,
+            TrainerStage::Computing => WorkerPhase::Forward,
+            TrainerStage::Voting
+            | TrainerStage::Shifting
+            | TrainerStage::Gathering
+            | TrainerStage::Publishing => WorkerPhase::Communication,
+            TrainerStage::Saving => WorkerPhase::Checkpoint,
+            TrainerStage::Evaluating => WorkerPhase::Evaluation,
+            TrainerStage::Exporting => WorkerPhase::Checkpoint,
+            TrainerStage::Leaving => WorkerPhase::Done,
         }
     }
 }
@@ -389,7 +394,7 @@ impl World {
     /// The last word, and then the end.
     pub fn leave(&mut self, pid: usize, exit_code: i32) {
         let process = &mut self.processes[pid];
-        process.at = At::Leaving;
+        process.at = TrainerStage::Leaving;
         process.session.exit_code = exit_code;
         self.say(pid, Call::Leave(exit_code));
         if exit_code != 0 {

@@ -43,7 +43,7 @@ const LAUNCHES: u32 = 4;
 pub struct Storage {
     pub disk: SimulatedDisk,
     spec: RunSpec,
-    journal: Opened,
+    journal: OpenJournal,
     /// The newest claim to the role, and the one of this coordinator.
     claims: Arc<AtomicU64>,
     claim: u64,
@@ -56,9 +56,9 @@ pub struct Storage {
 }
 
 /// The journal has no text of its own.
-struct Opened(Option<Fence<Durable>>);
+struct OpenJournal(Option<Fence<Durable>>);
 
-impl std::fmt::Debug for Opened {
+impl std::fmt::Debug for OpenJournal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if self.0.is_some() { "open" } else { "closed" })
     }
@@ -82,7 +82,7 @@ impl Storage {
         Self {
             disk,
             spec: spec(),
-            journal: Opened(None),
+            journal: OpenJournal(None),
             claims,
             claim,
             deaths: VecDeque::new(),
@@ -98,7 +98,7 @@ impl Storage {
         let (journal, _, remembered) = Durable::open(location, &self.spec, Some(RUN), RUN, life)?;
         self.refusals = 0;
         let (claims, claim) = (self.claims.clone(), self.claim);
-        self.journal = Opened(Some(Fence::new(journal, claim, move || claims.load(SeqCst) > claim)));
+        self.journal = OpenJournal(Some(Fence::new(journal, claim, move || claims.load(SeqCst) > claim)));
         Ok((remembered.lives, remembered.past))
     }
 
@@ -113,7 +113,7 @@ impl Storage {
     /// The coordinator's process is gone.
     pub fn drop_journal(&mut self) {
         self.disk.process_gone();
-        self.journal = Opened(None);
+        self.journal = OpenJournal(None);
     }
 
     /// How long until the next coordinator, if its launcher does not give up.

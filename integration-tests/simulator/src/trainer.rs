@@ -32,7 +32,7 @@ use coxswain_worker::{
 
 use crate::{
     coordinator::RUN,
-    process::{At, OPENING},
+    process::{OPENING, TrainerStage},
     session::Call,
     world::{Happening, ToProcess, World},
 };
@@ -42,32 +42,36 @@ impl World {
     pub fn wake(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
         match process.at {
-            At::Waiting => match process.standing.enter() {
+            TrainerStage::Waiting => match process.standing.enter() {
                 Some(Ok(assignment)) => self.connect(pid, assignment),
                 Some(Err(why)) => self.cut_off(pid, &why),
                 None => {}
             },
-            At::Leasing => self.lease(pid),
-            At::Exchanging
-            | At::Moving
-            | At::Settling
-            | At::Voting
-            | At::Shifting
-            | At::Gathering
-            | At::Publishing
-            | At::Exporting => {
+            TrainerStage::Leasing => self.lease(pid),
+            TrainerStage::Exchanging
+            | TrainerStage::Moving
+            | TrainerStage::Settling
+            | TrainerStage::Voting
+            | TrainerStage::Shifting
+            | TrainerStage::Gathering
+            | TrainerStage::Publishing
+            | TrainerStage::Exporting => {
                 if let Err(why) = process.standing.alive() {
                     self.abandon(pid, &why);
                 }
             }
             // Looked at when the computing or writing is done.
-            At::Loading | At::Computing | At::Saving | At::Evaluating | At::Leaving => {}
+            TrainerStage::Loading
+            | TrainerStage::Computing
+            | TrainerStage::Saving
+            | TrainerStage::Evaluating
+            | TrainerStage::Leaving => {}
         }
     }
 
     /// Loads the model, once the worker has its slot.
     pub fn load(&mut self, pid: usize) {
-        self.pause(pid, At::Loading, self.script.load_ms * (1.0 - OPENING));
+        self.pause(pid, TrainerStage::Loading, self.script.load_ms * (1.0 - OPENING));
     }
 
     /// The generation is over for this rank, because it was told so, or because its peers are gone.
@@ -81,14 +85,14 @@ impl World {
     }
 
     fn wait_for_another(&mut self, pid: usize, reason: String) {
-        if self.processes[pid].at == At::Settling {
+        if self.processes[pid].at == TrainerStage::Settling {
             // It has the new state, and cannot know whether all have.
             let taken = self
                 .new_state(pid)
                 .filter(|(_, source)| matches!(source, StateSource::Replica | StateSource::Carried));
             self.processes[pid].coming = taken.map(|(coming, _)| coming);
         }
-        self.processes[pid].at = At::Waiting;
+        self.processes[pid].at = TrainerStage::Waiting;
         self.processes[pid].waits += 1;
         self.say_ready(pid, reason);
         self.wake(pid);
@@ -127,11 +131,11 @@ impl World {
         let Some(ring) = self.rings.get_mut(&generation) else { return };
         ring.holdings.extend([held, process.coming].into_iter().flatten().map(|held| (rank, held)));
         ring.saved = ring.saved.max(saved);
-        self.enter(pid, At::Exchanging);
+        self.enter(pid, TrainerStage::Exchanging);
     }
 
     /// Enters the next collective of the ring; the last to come finishes it for all.
-    fn enter(&mut self, pid: usize, at: At) {
+    fn enter(&mut self, pid: usize, at: TrainerStage) {
         let process = &mut self.processes[pid];
         process.at = at;
         process.entered += 1;
@@ -145,7 +149,7 @@ impl World {
             return;
         }
         let members = ring.members.clone();
-        if at == At::Shifting {
+        if at == TrainerStage::Shifting {
             self.checker.executed(self.now, generation, self.processes[pid].own.newest);
         }
         for member in members {
@@ -162,45 +166,45 @@ impl World {
         let here = |versions: Versions| Versions { older: false, ..versions };
         let next = |versions: Versions| Versions { newest: versions.newest + 1, older: true };
         match process.at {
-            At::Exchanging => {
+            TrainerStage::Exchanging => {
                 process.collective += 1;
                 self.go_on_from_what_was_coming(pid);
-                self.pause(pid, At::Moving, self.script.move_ms);
+                self.pause(pid, TrainerStage::Moving, self.script.move_ms);
             }
-            At::Settling => {
+            TrainerStage::Settling => {
                 process.collective += 1;
                 self.start(pid);
             }
-            At::Voting => {
+            TrainerStage::Voting => {
                 process.collective += 1;
                 let step = Step(process.own.newest);
                 if self.rings.get(&generation).is_some_and(|ring| ring.regroup == Some(step)) {
                     return self.wait_for_another(pid, String::new());
                 }
                 (process.own, process.replica) = (here(process.own), process.replica.map(here));
-                self.enter(pid, At::Shifting);
+                self.enter(pid, TrainerStage::Shifting);
             }
-            At::Shifting => {
+            TrainerStage::Shifting => {
                 process.collective += 1;
                 (process.own, process.replica) = (next(process.own), process.replica.map(next));
-                self.enter(pid, At::Gathering);
+                self.enter(pid, TrainerStage::Gathering);
             }
-            At::Gathering => {
+            TrainerStage::Gathering => {
                 process.collective += 1;
                 self.report(pid);
                 self.next_step(pid);
             }
-            At::Publishing => {
+            TrainerStage::Publishing => {
                 process.collective += 1;
                 self.published(pid);
             }
-            At::Exporting => self.leave(pid, 0),
+            TrainerStage::Exporting => self.leave(pid, 0),
             _ => {}
         }
     }
 
     /// Waits by itself.
-    fn pause(&mut self, pid: usize, at: At, ms: f64) {
+    fn pause(&mut self, pid: usize, at: TrainerStage, ms: f64) {
         let process = &mut self.processes[pid];
         process.at = at;
         process.waits += 1;
@@ -208,7 +212,7 @@ impl World {
         let factor = if process.slow.0 > self.now { process.slow.1 } else { 1.0 };
         let ms = ms * factor * (0.95 + 0.1 * self.random.unit());
         let takes = Duration::from_secs_f64(ms / 1e3);
-        if at == At::Computing {
+        if at == TrainerStage::Computing {
             self.processes[pid].computed = takes;
         }
         self.after(takes, Happening::Process(pid, ToProcess::Done(wait)));
@@ -217,25 +221,25 @@ impl World {
     /// Something that took time is done.
     pub fn waited(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
-        if process.at == At::Loading {
+        if process.at == TrainerStage::Loading {
             return self.wait_for_another(pid, String::new());
         }
         if let Err(why) = process.standing.alive() {
             return self.abandon(pid, &why);
         }
         match process.at {
-            At::Moving => self.enter(pid, At::Settling),
-            At::Computing => {
+            TrainerStage::Moving => self.enter(pid, TrainerStage::Settling),
+            TrainerStage::Computing => {
                 if process.standing.commands().regroup {
                     let (generation, step) = (process.standing.generation(), Step(process.own.newest));
                     if let Some(ring) = self.rings.get_mut(&generation) {
                         ring.regroup = Some(step);
                     }
                 }
-                self.enter(pid, At::Voting);
+                self.enter(pid, TrainerStage::Voting);
             }
-            At::Saving => self.enter(pid, At::Publishing),
-            At::Evaluating => self.enter(pid, At::Exporting),
+            TrainerStage::Saving => self.enter(pid, TrainerStage::Publishing),
+            TrainerStage::Evaluating => self.enter(pid, TrainerStage::Exporting),
             _ => {}
         }
     }
@@ -331,18 +335,18 @@ impl World {
         let step = process.own.newest;
         if process.assignment.as_ref().is_some_and(|assignment| assignment.closing) {
             return match step > 0 && process.saved != step {
-                true => self.pause(pid, At::Saving, self.script.save_ms),
+                true => self.pause(pid, TrainerStage::Saving, self.script.save_ms),
                 false => self.wait_for_another(pid, String::new()),
             };
         }
         let due = step > 0 && (step == total || (every > 0 && step.is_multiple_of(every)));
         if due && process.saved != step {
-            return self.pause(pid, At::Saving, self.script.save_ms);
+            return self.pause(pid, TrainerStage::Saving, self.script.save_ms);
         }
         if step >= total {
-            return self.pause(pid, At::Evaluating, self.script.eval_ms);
+            return self.pause(pid, TrainerStage::Evaluating, self.script.eval_ms);
         }
-        process.at = At::Leasing;
+        process.at = TrainerStage::Leasing;
         self.lease(pid);
     }
 
@@ -352,7 +356,7 @@ impl World {
             None => {}
             Some(Ok(lease)) => {
                 process.cache_phase = lease.cache_phase.number();
-                self.pause(pid, At::Computing, self.script.step_ms);
+                self.pause(pid, TrainerStage::Computing, self.script.step_ms);
             }
             Some(Err(why)) => self.abandon(pid, &why),
         }

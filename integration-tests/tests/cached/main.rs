@@ -115,13 +115,13 @@ impl Run {
 
 /// What a link was told.
 #[derive(Clone, Default)]
-struct Heard {
+struct LinkRecord {
     reports: Arc<Mutex<Vec<Report>>>,
     /// Phases, one after another.
     phases: Arc<Mutex<Vec<(Phase, u64)>>>,
 }
 
-impl Heard {
+impl LinkRecord {
     fn report(&self, report: &Report) {
         self.reports.lock().expect("nobody panics with it").push(report.clone());
     }
@@ -145,16 +145,16 @@ impl Heard {
 }
 
 /// Does something before a step is leased.
-type Before = Box<dyn FnMut(Step) + Send>;
+type LeaseHook = Box<dyn FnMut(Step) + Send>;
 
 /// [`SoloLink`], with everything that it is told written down.
-struct Listening {
+struct RecordingLink {
     inner: SoloLink,
-    heard: Heard,
-    before: Before,
+    heard: LinkRecord,
+    before: LeaseHook,
 }
 
-impl Link for Listening {
+impl Link for RecordingLink {
     fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
         self.inner.assignment(why)
     }
@@ -207,17 +207,17 @@ fn resumed(spec: &RunSpec, first_step: u64) -> Run {
 }
 
 /// Trains, and calls `before` in every step when its gradients are there and nothing has been updated.
-fn watched(spec: &RunSpec, first_step: u64, before: Before) -> Run {
-    let heard = Heard::default();
+fn watched(spec: &RunSpec, first_step: u64, before: LeaseHook) -> Run {
+    let heard = LinkRecord::default();
     let outcome = outcome(&mut trainer(None), spec, first_step, |inner, plan| {
         assert_eq!(plan.steps_per_epoch(), EPOCH);
-        Box::new(Listening { inner, heard: heard.clone(), before })
+        Box::new(RecordingLink { inner, heard: heard.clone(), before })
     });
     assert_eq!(outcome, TrainerOutcome::Done);
     collected(spec, &heard)
 }
 
-fn collected(spec: &RunSpec, heard: &Heard) -> Run {
+fn collected(spec: &RunSpec, heard: &LinkRecord) -> Run {
     let (output, summary) = (PathBuf::from(&spec.run.output_dir), summary(spec));
     let (mut notes, mut steps, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for report in heard.reports.lock().expect("nobody panics with it").drain(..) {

@@ -34,9 +34,9 @@ const VIDEOS: [(&str, &str); 3] = [
 
 /// The task of the policy, which remembers what data it has opened.
 #[derive(Default)]
-struct Remembering(Mutex<Option<Arc<dyn Samples>>>);
+struct RememberingTask(Mutex<Option<Arc<dyn Samples>>>);
 
-impl Remembering {
+impl RememberingTask {
     /// Frames that the decoders of its data were asked for.
     fn asked(&self) -> u64 {
         let samples = self.0.lock().expect("no panic").clone().expect("it was opened");
@@ -45,7 +45,7 @@ impl Remembering {
     }
 }
 
-impl Task for Remembering {
+impl Task for RememberingTask {
     fn name(&self) -> &'static str {
         VlaFlow::<Flex>::default().name()
     }
@@ -69,7 +69,7 @@ impl Task for Remembering {
     }
 }
 
-impl TaskOn<Flex> for Remembering {
+impl TaskOn<Flex> for RememberingTask {
     fn load(
         &self,
         spec: &RunSpec,
@@ -117,7 +117,7 @@ fn asked(dir: &Path, run: &str, more: &[&str]) -> (u64, Vec<u64>) {
         "eval.samples=0",
     ];
     let spec = quickstart(&dir.join(run), &[&own[..], more].concat());
-    let task: &'static Remembering = Box::leak(Box::default());
+    let task: &'static RememberingTask = Box::leak(Box::default());
     let mut trainer = TaskTrainer::new(task, TrainerOptions { device: Default::default(), listener: None });
     assert_eq!(outcome(&mut trainer, &spec, 0, |link, _| Box::new(link)), TrainerOutcome::Done);
     let losses = summary(&spec).losses.iter().map(|loss| loss.to_bits()).collect();

@@ -20,7 +20,7 @@ use coxswain_worker::{
     trainer::TrainerOutcome,
 };
 
-use super::{BATCH, EPOCH, Heard, Run, SAMPLES, UPPER_LAYERS, collected, outcome, solo, spec, trainer};
+use super::{BATCH, EPOCH, LinkRecord, Run, SAMPLES, UPPER_LAYERS, collected, outcome, solo, spec, trainer};
 
 const WORLD: u32 = 2;
 
@@ -30,7 +30,7 @@ struct RankLink {
     cache_phases: SoloLink,
     rank: Rank,
     next: String,
-    heard: Option<Heard>,
+    heard: Option<LinkRecord>,
 }
 
 impl RankLink {
@@ -75,7 +75,7 @@ impl Link for RankLink {
 
 /// Trains two ranks from the checkpoint of `first_step`, or afresh, to the end; what is heard is rank 0's.
 fn pair(spec: &RunSpec, first_step: u64) -> Run {
-    let heard = Heard::default();
+    let heard = LinkRecord::default();
     let (addresses, ready) =
         (Arc::new(Mutex::new(vec![String::new(); WORLD as usize])), Barrier::new(WORLD as usize));
     thread::scope(|scope| {

@@ -8,7 +8,7 @@ use coxswain_policies::smolvla::tuning::TuningSettings;
 
 use crate::{
     off,
-    policy::{Tensors, Tuned, golden},
+    policy::{Tensors, TunedPolicy, golden},
 };
 
 const TOLERANCE: f32 = 1e-3;
@@ -20,7 +20,11 @@ const ADAPTED: &str = concat!(
 
 /// The golden batch's loss, and each gradient against LeRobot's of the name that `called` gives it; how far
 /// the worst is off.
-fn hold(tuned: &Tuned, reference: &Tensors, called: impl Fn(&ParamSpec) -> Option<String>) -> (f64, f32) {
+fn hold(
+    tuned: &TunedPolicy,
+    reference: &Tensors,
+    called: impl Fn(&ParamSpec) -> Option<String>,
+) -> (f64, f32) {
     let (loss, mut grads) = tuned.gradients(&tuned.batch(&golden("expected.safetensors")));
     let layout = tuned.trainables.layout();
     let mut worst = 0.0f32;
@@ -51,7 +55,7 @@ fn the_language_model_has_lerobots_gradients_in_whole_and_in_part() {
         (&[r"text_model\.layers\.3\.self_attn\.k_proj", "embed_tokens"], 2),
     ] {
         let train: Vec<String> = train.iter().map(ToString::to_string).collect();
-        let tuned = Tuned::load(TuningSettings { lora: None, train: &train });
+        let tuned = TunedPolicy::load(TuningSettings { lora: None, train: &train });
         let of_vlm = tuned.trainables.layout().params().iter().filter_map(named);
         assert_eq!(of_vlm.filter(|name| reference.contains_key(name)).count(), trained, "{train:?}");
         let (loss, worst) = hold(&tuned, &reference, named);
@@ -65,7 +69,7 @@ fn adapters_in_both_streams_have_the_gradients_that_peft_gives_them() {
     let reference = golden("gradients.safetensors");
     let targets = LoraTargets::Regex(ADAPTED.into());
     let lora = Lora { rank: 2, alpha: 6.0, targets, ..Lora::default() };
-    let mut tuned = Tuned::load(TuningSettings { lora: Some(&lora), train: &[] });
+    let mut tuned = TunedPolicy::load(TuningSettings { lora: Some(&lora), train: &[] });
     let given = reference.keys().filter(|name| name.starts_with("lora.base_model.")).count();
     let params = tuned.trainables.layout().params();
     assert_eq!(params.len(), given);

@@ -55,7 +55,7 @@ fn at(file: &str) -> PathBuf {
 }
 
 /// The policy, and what trains of it.
-pub struct Tuned {
+pub struct TunedPolicy {
     policy: SmolVla<Flex>,
     outline: JointOutline,
     pub trainables: Trainables<Flex>,
@@ -74,7 +74,7 @@ pub struct Batch {
     counts: Vec<bool>,
 }
 
-impl Tuned {
+impl TunedPolicy {
     /// The golden policy, of which this trains.
     pub fn load(asked: TuningSettings<'_>) -> Self {
         let directory = PolicyDirectory::open(&at("policy")).expect("it is read");

@@ -12,7 +12,7 @@ use coxswain_worker::{
     zero::{LearningRateSchedule, Rates, ShardedOptimizer, StepInput},
 };
 
-use crate::policy::{Tensors, Tuned, golden};
+use crate::policy::{Tensors, TunedPolicy, golden};
 
 const STEPS: usize = 20;
 const TOLERANCE: f64 = 1e-4;
@@ -45,7 +45,7 @@ fn losses(steps: &Tensors, rate: f64) -> Vec<f64> {
         min_lr_ratio: 2.5e-6 / rate,
         ..Optimizer::default()
     };
-    let (golden, mut tuned) = (golden("expected.safetensors"), Tuned::load(TuningSettings::default()));
+    let (golden, mut tuned) = (golden("expected.safetensors"), TunedPolicy::load(TuningSettings::default()));
     let layout = tuned.trainables.layout().clone();
     let schedule = LearningRateSchedule::new(&preset, Rates::from([("expert", rate)]), STEPS as u64);
     let mut optimizer = ShardedOptimizer::new(&layout, 1, Rank(0), &preset);

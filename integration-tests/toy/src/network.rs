@@ -44,9 +44,9 @@ fn residual(errors: &[f64]) -> Metric {
 }
 
 /// The first layer. Its input is the rows.
-struct Hidden(Dense);
+struct HiddenLayer(Dense);
 
-impl<B: Tape<Base = B>> Segment<B> for Hidden {
+impl<B: Tape<Base = B>> Segment<B> for HiddenLayer {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         T::gelu_tanh(self.0.apply(params, inputs[0].clone()))
     }
@@ -63,7 +63,7 @@ impl<B: Tape<Base = B>> Segment<B> for Head {
 
 /// The network of a run, and how it is trained.
 pub struct Regression<B: Tape<Base = B>> {
-    hidden: Hidden,
+    hidden: HiddenLayer,
     head: Head,
     inputs: usize,
     noise: f32,
@@ -87,7 +87,7 @@ impl<B: Tape<Base = B>> Regression<B> {
         let settings = Settings::of(spec);
         let (layout, [hidden, head]) = layout(&settings);
         let network = Self {
-            hidden: Hidden(hidden),
+            hidden: HiddenLayer(hidden),
             head: Head(head),
             inputs: settings.data.inputs.len(),
             noise: settings.network.noise as f32,

@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Live steps follow from the schedule alone. For a cached step it must have been decided which generation
-//! serves: a [`CacheDecision`] holds from its step on, to the next one or to the end of its cached phase; where
-//! drift decides, also in the first steps of the next one, in which it is measured. What is decided stays
-//! decided, also for steps that are repeated after a rollback: a step takes the same cache phase whenever it
-//! is run. Pure: the coordinator owns one and journals what is decided; a worker without a coordinator owns
-//! one, too.
+//! serves: a [`CacheDecision`] holds from its step on, to the next one or to the end of its cached phase;
+//! where drift decides, also in the first steps of the next one, in which it is measured. What is decided
+//! stays decided, also for steps that are repeated after a rollback: a step takes the same cache phase
+//! whenever it is run. Pure: the coordinator owns one and journals what is decided; a worker without a
+//! coordinator owns one, too.
 
 use std::collections::BTreeMap;
 

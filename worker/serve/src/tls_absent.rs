@@ -9,7 +9,7 @@ use crate::error::ServeError;
 pub enum Tls {}
 
 /// A client's stream, in clear.
-pub type Decrypted<S> = S;
+pub type ClearStream<S> = S;
 
 impl Tls {
     /// Refuses, and says how to build a program that has it.

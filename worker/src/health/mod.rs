@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn a_gpu_that_its_driver_gives_up_is_not_used() {
-        struct Gone;
-        impl device::Driver for Gone {
+        struct LostGpu;
+        impl device::Driver for LostGpu {
             fn health(&self, gpu: usize) -> device::GpuHealth {
                 device::GpuHealth {
                     name: format!("GPU {gpu}"),
@@ -104,7 +104,7 @@ mod tests {
             }
         }
         let dir = tempfile::tempdir().expect("there is room");
-        let site = |device| Site { output_dir: dir.path(), device, driver: Some(&Gone) };
+        let site = |device| Site { output_dir: dir.path(), device, driver: Some(&LostGpu) };
         assert!(
             check(&site(Device::Cuda(3))).is_err_and(|why| why.contains("GPU 3") && why.contains("lost"))
         );

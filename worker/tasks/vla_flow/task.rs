@@ -132,8 +132,8 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
         let family = self.models.sizes.vision_language.find(like)?;
         let checkpoint = SyntheticCheckpoint { like, tokenizer, out, dtype: dtype(job.bfloat16), seed };
         let made = family.and_then(|family| family.make_checkpoint(&checkpoint));
-        let told = |made: synthetic::CheckpointSummary| {
-            let synthetic::CheckpointSummary { parameters, tensors, bytes, shards } = made;
+        let told = |made: synthetic::SyntheticSummary| {
+            let synthetic::SyntheticSummary { parameters, tensors, bytes, shards } = made;
             CheckpointSummary { parameters, tensors, bytes, shards }
         };
         Some(made.map(told).map_err(TaskError::bad_input))

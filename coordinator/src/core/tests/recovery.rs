@@ -7,7 +7,7 @@ use crate::core::{
     event::{CheckpointState, ProcessExit},
     invariants,
     reason::Reason,
-    report::{SkipCause, Skipped},
+    report::{Skip, SkipCause},
     roster::Respawn,
 };
 use crate::options::{CauseKind, Outcome};
@@ -170,7 +170,7 @@ fn a_complete_checkpoint_proves_steps_whose_reports_are_gone() {
 
 #[test]
 fn a_step_that_a_checkpoint_alone_proves_is_left_out_if_it_says_so() {
-    let skipped = Skipped { cause: SkipCause::Loss, samples: vec![4] };
+    let skipped = Skip { cause: SkipCause::Loss, samples: vec![4] };
     let mut config = config(1);
     config.checkpoints = vec![CheckpointEntry {
         step: Step(12),

@@ -117,13 +117,13 @@ impl Toy {
     }
 
     /// Starts it.
-    pub fn start(&self, name: &str, overrides: &[&str]) -> Running {
-        Running::of(self.command(name, overrides))
+    pub fn start(&self, name: &str, overrides: &[&str]) -> LaunchProcess {
+        LaunchProcess::of(self.command(name, overrides))
     }
 
     /// Starts such a command.
-    pub fn start_of(&self, command: Command) -> Running {
-        Running::of(command)
+    pub fn start_of(&self, command: Command) -> LaunchProcess {
+        LaunchProcess::of(command)
     }
 
     /// Runs it to its end; returns `summary.json` and what was printed.
@@ -198,13 +198,13 @@ pub fn refused(mut command: Command) -> (Option<i32>, String) {
 }
 
 /// A running launch, its output read line by line as it comes.
-pub struct Running {
+pub struct LaunchProcess {
     child: Child,
     lines: mpsc::Receiver<String>,
     seen: Vec<String>,
 }
 
-impl Running {
+impl LaunchProcess {
     fn of(mut command: Command) -> Self {
         let captured = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = captured.spawn().expect("cox-toy was built");
@@ -239,7 +239,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for LaunchProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

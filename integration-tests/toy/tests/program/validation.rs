@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     processes::{self, signal, worker_of},
-    support::{Running, Toy, free_endpoint, get, read_json, refused},
+    support::{LaunchProcess, Toy, free_endpoint, get, read_json, refused},
 };
 
 const RUN: [&str; 4] =
@@ -16,7 +16,7 @@ fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&RUN[..], more].concat()
 }
 
-fn kill(toy: &Toy, mut running: Running, held: &std::path::Path) -> String {
+fn kill(toy: &Toy, mut running: LaunchProcess, held: &std::path::Path) -> String {
     running.wait_until_held(held);
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
     let (status, printed) = running.finish();

@@ -22,7 +22,7 @@ fn totals() -> Totals {
 fn records() -> RunRecords {
     let row = |step: u64| {
         let (begin, quarantined) = (step % 3 * 4, if step == 4 { vec![HOLE] } else { Vec::new() });
-        let skipped = Skipped { cause: SkipCause::Loss, samples: Vec::new() };
+        let skipped = Skip { cause: SkipCause::Loss, samples: Vec::new() };
         CommittedStep {
             step,
             epoch: step / 3,
@@ -118,7 +118,7 @@ fn every_single_change_of_the_ledger_is_found() {
         ("another cause to leave it out", |row| {
             row.skipped = match row.skipped {
                 Some(_) => None,
-                None => Some(Skipped { cause: SkipCause::Asked, samples: Vec::new() }),
+                None => Some(Skip { cause: SkipCause::Asked, samples: Vec::new() }),
             };
         }),
     ];

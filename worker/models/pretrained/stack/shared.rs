@@ -121,7 +121,7 @@ impl Files {
             self.copied(index).map(|wanted| zeros(wanted.dtype, wanted.at.elements())).collect();
         let others = (0..world).filter(|rank| *rank != own);
         let mut asked: Vec<_> =
-            others.map(|rank| sharded::TensorRequest { rank, places: Vec::new(), came: false }).collect();
+            others.map(|rank| sharded::Fetch { rank, places: Vec::new(), came: false }).collect();
         let mut part: &[u8] = (*taken.parts[index]).as_ref();
         for (wanted, copy) in self.copied(index).zip(&mut copies) {
             let (mut rest, mut asked) = (&mut copy[..], asked.iter_mut());

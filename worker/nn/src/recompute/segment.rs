@@ -1,9 +1,9 @@
 //! A segment: the smallest piece of the model that is recorded and differentiated by itself.
 //!
-//! A [`Segment`] is a function of a few tensors and of trainables. [`RecordedSegment::run`] runs it on a tape of its
-//! own, whose leaves are the tracked inputs and the parameters used; [`RecordedSegment::backward`] takes the
-//! gradient of the output and gives those of the inputs. Chaining segments by hand is what lets the model
-//! drop each tape as soon as it is used, instead of holding one graph from the pixels to the loss.
+//! A [`Segment`] is a function of a few tensors and of trainables. [`RecordedSegment::run`] runs it on a tape
+//! of its own, whose leaves are the tracked inputs and the parameters used; [`RecordedSegment::backward`]
+//! takes the gradient of the output and gives those of the inputs. Chaining segments by hand is what lets the
+//! model drop each tape as soon as it is used, instead of holding one graph from the pixels to the loss.
 //!
 //! burn starts a backward pass from a tensor with a gradient of ones. To start from a gradient that comes
 //! from above, one more node is put on top of the output ([`Seed`]), which holds that gradient and hands it

@@ -3,7 +3,7 @@
 use super::*;
 use crate::encode::{Message, encode, encode_flat};
 
-fn named(entries: &[(&str, Value)]) -> Named {
+fn named(entries: &[(&str, Value)]) -> NamedValues {
     entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
 }
 
@@ -76,7 +76,7 @@ fn maps_within_the_map_are_taken_apart() {
     let message = b"\x82\xa6images\x82\xa1a\x01\xa1b\x81\xa1c\x02\xa5state\x03";
     let wanted = [("images/a", 1), ("images/b/c", 2), ("state", 3)];
     assert_eq!(decode(message).unwrap(), named(&wanted.map(|(name, value)| (name, Value::Integer(value)))));
-    assert_eq!(decode(b"\x81\xa1x\x80"), Ok(Named::new()));
+    assert_eq!(decode(b"\x81\xa1x\x80"), Ok(NamedValues::new()));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::train::{Learner, TrainError, Workbench};
 use crate::{
     clock,
     link::{Phase, StepTimes},
-    memory::{self, Attempt, Unfinished},
+    memory::{self, Attempt, GuardedError},
     zero::StepInput,
 };
 
@@ -69,8 +69,8 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
         self.enter(Phase::Data, step)?;
         let (loss, overrun) = match outcome {
             Ok(loss) => (Some(loss), None),
-            Err(Unfinished::OutOfMemory(overrun)) => (None, Some(overrun)),
-            Err(Unfinished::CalledOff) => {
+            Err(GuardedError::OutOfMemory(overrun)) => (None, Some(overrun)),
+            Err(GuardedError::CalledOff) => {
                 self.stats.meter.given_up().map_err(does_not_fit)?;
                 return Err(TrainError::CalledOff);
             }

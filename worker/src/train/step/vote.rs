@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use crate::{
         collective::{Solo, loopback_over},
-        memory::{self, Unfinished},
+        memory::{self, GuardedError},
     };
 
     fn ballot(fared: Vote) -> Ballot {
@@ -285,8 +285,8 @@ mod tests {
         };
         let fared = match memory::guarded_unless(move || lookout.sees_loss(), work) {
             Ok(()) => own,
-            Err(Unfinished::CalledOff) => Vote::GaveUp,
-            Err(Unfinished::OutOfMemory(overrun)) => panic!("nothing bounds this: {overrun:?}"),
+            Err(GuardedError::CalledOff) => Vote::GaveUp,
+            Err(GuardedError::OutOfMemory(overrun)) => panic!("nothing bounds this: {overrun:?}"),
         };
         (run.get(), cast(&ballot(fared), comm).expect("all ranks vote"))
     }

@@ -52,9 +52,9 @@ impl Serialize for FeatureList {
 
 impl<'de> Deserialize<'de> for FeatureList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
+        struct FeatureListVisitor;
 
-        impl<'de> de::Visitor<'de> for Written {
+        impl<'de> de::Visitor<'de> for FeatureListVisitor {
             type Value = FeatureList;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for FeatureList {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(FeatureListVisitor)
     }
 }
 
@@ -116,9 +116,9 @@ impl Serialize for SensorFeature {
 
 impl<'de> Deserialize<'de> for SensorFeature {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
+        struct SensorFeatureVisitor;
 
-        impl<'de> de::Visitor<'de> for Written {
+        impl<'de> de::Visitor<'de> for SensorFeatureVisitor {
             type Value = SensorFeature;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,6 +136,6 @@ impl<'de> Deserialize<'de> for SensorFeature {
             }
         }
 
-        deserializer.deserialize_any(Written)
+        deserializer.deserialize_any(SensorFeatureVisitor)
     }
 }

@@ -30,7 +30,7 @@ fn a_lease_ends_where_the_cache_phase_does() {
     ];
     assert_eq!(own, cache_phases);
     let whys: Vec<_> = decided(&actions).iter().map(|decided| decided.why).collect();
-    assert_eq!(whys, [Why::First, Why::Schedule, Why::Schedule]);
+    assert_eq!(whys, [Cause::First, Cause::Schedule, Cause::Schedule]);
     kept.train(0..60);
     assert_eq!(kept.run.committed(), 60);
 }

@@ -9,9 +9,9 @@ fn what_depends_on_drift_is_not_leased_before_it_is_known() {
     let actions = kept.train(0..8);
     assert_eq!(leases(&actions), [], "nothing beyond step 8");
     let actions = kept.report(drift_of(1, 8, 0.04));
-    let why = Why::Stayed { drift: 0.04, threshold: 0.05 };
+    let why = Cause::Stayed { drift: 0.04, threshold: 0.05 };
     let generation = CacheGeneration { number: 1, since: Step(2) };
-    assert_eq!(decided(&actions), [Decided { first: Step(8), generation, why }]);
+    assert_eq!(decided(&actions), [CacheDecision { first: Step(8), generation, why }]);
     assert_eq!(leases(&actions), [(0, 8..12, 1), (0, 12..14, 0), (1, 8..12, 1), (1, 12..14, 0)]);
     kept.train(8..14);
     let actions = kept.report(drift_of(1, 14, 0.06));
@@ -58,7 +58,9 @@ fn a_drift_that_does_not_come_is_not_waited_for_for_ever() {
     let mut all = kept.live(60, WorkerPhase::CacheBuild);
     assert_eq!(decided(&all), [], "somebody is measuring");
     all.extend(kept.live(41, WorkerPhase::Data));
-    let [Decided { first, generation, why: Why::Unmeasured }] = decided(&all)[..] else { panic!("{all:?}") };
+    let [CacheDecision { first, generation, why: Cause::Unmeasured }] = decided(&all)[..] else {
+        panic!("{all:?}")
+    };
     assert_eq!((first, generation.number), (Step(8), 2));
     assert_eq!(kept.run.machine.run.faults.spent.restarts, 0, "nobody stood still");
     kept.train(8..12);
@@ -119,6 +121,6 @@ fn a_generation_whose_adapter_is_lost_is_not_kept() {
     kept.train(0..8);
     let lost = CacheReport { lost: true, ..report_of(1) };
     let actions = kept.report(lost);
-    assert_eq!(decided(&actions).iter().map(|decided| decided.why).collect::<Vec<_>>(), [Why::Lost]);
+    assert_eq!(decided(&actions).iter().map(|decided| decided.why).collect::<Vec<_>>(), [Cause::Lost]);
     assert_eq!(leases(&actions).len(), 4, "nobody waits for a drift that cannot be measured");
 }

@@ -8,7 +8,7 @@ fn a_request_begins_a_generation_where_nobody_holds_a_lease_yet() {
     kept.train(0..5);
     let (reply, actions) = kept.rebuild();
     let Ok(Reply::Rebuild(asked)) = reply else { panic!("{reply:?}") };
-    assert_eq!((asked.first, asked.generation.number, asked.why), (Step(32), 2, Why::Asked));
+    assert_eq!((asked.first, asked.generation.number, asked.why), (Step(32), 2, Cause::Asked));
     assert_eq!(decided(&actions), [asked]);
     assert_eq!(kept.rebuild(), (Ok(Reply::Rebuild(asked)), vec![]), "asking twice is asking once");
     kept.restart_coordinator();

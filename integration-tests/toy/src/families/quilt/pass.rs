@@ -32,7 +32,7 @@ use coxswain_nn::{
 use super::{
     block::Block,
     model::Quilt,
-    rows::{Dropped, PatchPlaces, RowsContext},
+    rows::{DropoutPlaces, PatchPlaces, RowsContext},
 };
 
 /// A model with one micro-batch's context.
@@ -41,7 +41,7 @@ pub struct Pass<'a, B: Tape<Base = B>> {
     pub of: VlPass<'a, B>,
     pub rows: RowsContext,
     pub places: PatchPlaces,
-    pub dropped: Option<Dropped<B>>,
+    pub dropped: Option<DropoutPlaces<B>>,
 }
 
 /// What a pass begins with.
@@ -70,7 +70,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
     /// Checks that tokens and images fit together.
     pub fn new(model: &'a Quilt<B>, of: VlPass<'a, B>) -> Result<Self, TokenError> {
         let Prompts { rows, input_ids, .. } = of.prompts;
-        let dropped = of.dropout.map(|keys| Dropped::new(keys, of.prompts, &model.device));
+        let dropped = of.dropout.map(|keys| DropoutPlaces::new(keys, of.prompts, &model.device));
         let places = PatchPlaces::new(&model.config, of.prompts)?;
         Ok(Self { model, of, rows: RowsContext::new(rows, input_ids.len()), places, dropped })
     }

@@ -101,14 +101,14 @@ pub fn indices<B: ModelBackend>(rows: &[u32], device: &B::Device) -> Tensor<B, 1
 }
 
 /// Tokens and patches, as the dropout of adapters knows them: whose they are, and where in their sample.
-pub struct Dropped<B: ModelBackend> {
+pub struct DropoutPlaces<B: ModelBackend> {
     /// `[n]`.
     pub tokens: DropoutRows<B>,
     /// `[m]`.
     pub patches: DropoutRows<B>,
 }
 
-impl<B: ModelBackend> Dropped<B> {
+impl<B: ModelBackend> DropoutPlaces<B> {
     /// Of a training pass.
     pub fn new(of: DropoutKeys<'_>, prompts: Prompts<'_>, device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);

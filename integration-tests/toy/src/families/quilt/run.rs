@@ -70,7 +70,7 @@ impl<B: Tape<Base = B>> VisionLanguage<B> for Quilt<B> {
 impl<B: Tape<Base = B>> VlRun<B> for Pass<'_, B> {
     fn forward(&self, reads: &[Tap], lap: Lap<'_>) -> Result<Forward<'_, B>, PassError> {
         let (read, kept) = Pass::forward(self, reads, lap)?;
-        Ok((read, Box::new(Traced { pass: self, kept })))
+        Ok((read, Box::new(TracedPass { pass: self, kept })))
     }
 
     fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError> {
@@ -93,12 +93,12 @@ impl<B: Tape<Base = B>> VlRun<B> for Pass<'_, B> {
 }
 
 /// A pass that has run forward.
-struct Traced<'r, B: Tape<Base = B>> {
+struct TracedPass<'r, B: Tape<Base = B>> {
     pass: &'r Pass<'r, B>,
     kept: PassTrace<'r, B>,
 }
 
-impl<B: Tape<Base = B>> VlTrace<B> for Traced<'_, B> {
+impl<B: Tape<Base = B>> VlTrace<B> for TracedPass<'_, B> {
     fn trains(&self) -> bool {
         self.kept.wanted
     }

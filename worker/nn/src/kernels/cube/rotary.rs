@@ -100,7 +100,7 @@ fn rotate<R: CubeRuntime, O: CubeElement + Float, const N: usize>(
         let to = if written == OutputLayout::Joined { [start, row] } else { [0, heads * dim] };
         start += heads * dim;
         let [start_of_row, row] = to.map(|elements| elements as u32);
-        lies.push(LiesLaunch::new(
+        lies.push(InputLayoutLaunch::new(
             count as u32,
             tokens as u32,
             heads as u32,

@@ -31,7 +31,7 @@ fn spec(data: &Path) -> RunSpec {
 }
 
 /// The one answer's actions.
-fn acted(responder: &PolicyResponder, named: &Named) -> Vec<f32> {
+fn acted(responder: &PolicyResponder, named: &NamedValues) -> Vec<f32> {
     let request = responder.reader().read(named).unwrap_or_else(|error| panic!("{error}"));
     match responder.answer(&[request]).unwrap().remove(0).remove("actions") {
         Some(Value::Numbers(Array { shape, values, .. })) => {
@@ -97,7 +97,7 @@ fn a_merged_policy_is_not_rounded_to_the_few_bits_of_its_run() {
     };
     let nf4 = of(FrozenDtype::Nf4);
     let dataset = Dataset::open(&nf4, shelf()).unwrap();
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &nf4, &dataset, &device).unwrap();
     objective.export(dir.path(), &layout, &initial).unwrap();
     let acts = |dtype| {

@@ -13,7 +13,7 @@ use coxswain_models::families::shelf;
 const WIDEST: usize = 3;
 
 /// What a robot of a set sees in frame 2 of its first episode, by the names of that set.
-fn seen(set: usize, noise: &[f32]) -> Named {
+fn seen(set: usize, noise: &[f32]) -> NamedValues {
     let mut named = observation(2);
     let own = WIDEST - 1 + set;
     named.insert("noise".into(), Value::numbers(vec![4, own], noise.to_vec()));
@@ -30,7 +30,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
     let (mut pair, dir) = (TwoSets::new(|_| {}), tempfile::tempdir().unwrap());
     pair.spec.vla_mut().lora = None;
     let (mixture, device) = (pair.open(), Default::default());
-    let Built { objective, layout, initial } =
+    let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &pair.spec, &mixture, &device).unwrap();
     let values: Vec<f32> = (0..).zip(&initial).map(|(at, value)| value + 0.05 * (at as f32).sin()).collect();
     objective.export(dir.path(), &layout, &values).unwrap();

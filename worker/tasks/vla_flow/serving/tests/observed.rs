@@ -7,19 +7,19 @@ use coxswain_models::families::shelf;
 const CAMERAS: [&str; 2] = ["observation.images.front", "observation.images.wrist"];
 const STATE: &str = "observation.state";
 
-fn asked(run: &Run, named: &Named) -> Sample {
+fn asked(run: &Run, named: &NamedValues) -> Sample {
     let request = run.responder().reader().read(named).unwrap_or_else(|error| panic!("{error}"));
     request.content::<ObservedSample>().sample.clone()
 }
 
-fn refusal(run: &Run, named: &Named) -> String {
+fn refusal(run: &Run, named: &NamedValues) -> String {
     let Err(error) = run.responder().reader().read(named) else { panic!("accepted") };
     error.to_string()
 }
 
 /// The model sees of an observation what it has seen of the recording.
 #[track_caller]
-fn is_sample(run: &Run, named: &Named, index: u64) {
+fn is_sample(run: &Run, named: &NamedValues, index: u64) {
     let (asked, trained) = (asked(run, named), run.dataset.sample(index).unwrap());
     assert_eq!((&asked.input_ids, &asked.image_shapes), (&trained.input_ids, &trained.image_shapes));
     assert!(asked.pixel_values == trained.pixel_values, "images differ");
