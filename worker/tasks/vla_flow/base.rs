@@ -34,7 +34,7 @@ use coxswain_policies::{
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
 use super::{
-    config::{Data, Expert, Head, TapSetting, VlaSettings},
+    config::{Data, Expert, HeadKind, TapSetting, VlaSettings},
     oft::OftPrompts,
 };
 use crate::settings::unread;
@@ -232,7 +232,7 @@ impl InputMakers {
         }
         let dir = directory::outline(&vla.model.path)?;
         let family = models.vision_language.of(&dir).map_err(unread)?;
-        let actions = (vla.expert.head == Head::Oft).then_some(vla.data.horizon);
+        let actions = (vla.expert.head == HeadKind::Oft).then_some(vla.data.horizon);
         Ok(Self::Model { family, dir, actions })
     }
 

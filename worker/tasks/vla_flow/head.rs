@@ -3,7 +3,7 @@
 use coxswain_nn::params::TrainableLayout;
 
 use super::{
-    config::{Head, VlaSettings},
+    config::{HeadKind, VlaSettings},
     data::SampleDims,
     expert::{ActionExpert, ExpertShape, Learning},
     oft::{OftHead, OftShape},
@@ -32,8 +32,8 @@ impl HeadShape {
     pub fn of(vla: &VlaSettings, context: usize, dims: SampleDims) -> Self {
         let SampleDims { horizon, action, .. } = dims;
         match vla.expert.head {
-            Head::Flow => Self::Flow(ExpertShape::of(vla, context, dims)),
-            Head::Oft => Self::Oft(OftShape { context, horizon, action }),
+            HeadKind::Flow => Self::Flow(ExpertShape::of(vla, context, dims)),
+            HeadKind::Oft => Self::Oft(OftShape { context, horizon, action }),
         }
     }
 

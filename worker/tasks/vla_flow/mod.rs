@@ -1,5 +1,5 @@
-//! A vision-language-action policy: a pretrained vision-language model, a sensor encoder, and a head that makes
-//! actions: an expert trained by flow matching, or an MLP.
+//! A vision-language-action policy: a pretrained vision-language model, a sensor encoder, and a head that
+//! makes actions: an expert trained by flow matching, or an MLP.
 
 pub mod adapters;
 mod base;

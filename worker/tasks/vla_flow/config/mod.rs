@@ -1,5 +1,5 @@
-//! The keys of the task `vla_flow`: a vision-language-action policy of a pretrained model and a head that makes
-//! actions of its hidden states.
+//! The keys of the task `vla_flow`: a vision-language-action policy of a pretrained model and a head that
+//! makes actions of its hidden states.
 
 mod augmentation;
 mod check;
@@ -26,5 +26,7 @@ pub use self::{
     sets::in_metric,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
-    trainables::{ActionEncoder, Expert, FlowConvention, Head, LearningRates, Preset, Projection, Sensor},
+    trainables::{
+        ActionEncoder, Expert, FlowConvention, HeadKind, LearningRates, Preset, Projection, Sensor,
+    },
 };

@@ -2,18 +2,18 @@
 
 use coxswain_proto::config::Findings;
 
-use super::{Expert, Head, Preset, VlaSettings};
+use super::{Expert, HeadKind, Preset, VlaSettings};
 
 /// Refuses by name what the head would not look at.
 pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     let (expert, data) = (&settings.expert, &settings.data);
     f.require(
-        expert.preset != Some(Preset::Oft) || expert.head == Head::Oft,
+        expert.preset != Some(Preset::Oft) || expert.head == HeadKind::Oft,
         "expert.head",
         "is `flow`, and `expert.preset` is `oft`, whose head is an MLP",
         "leave one of them out",
     );
-    if expert.head != Head::Oft {
+    if expert.head != HeadKind::Oft {
         return;
     }
     let none = Expert::of(Preset::Oft);

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What makes actions of the vision-language hidden states: by default a flow-matching expert of DiT blocks that
-/// cross-attend them.
+/// What makes actions of the vision-language hidden states: by default a flow-matching expert of DiT blocks
+/// that cross-attend them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "GivenExpert")]
 pub struct Expert {
     /// Whose shapes the keys have that are not given.
     pub preset: Option<Preset>,
     /// Which kind of head it is. One without a flow has none of the other keys but `train`.
-    pub head: Head,
+    pub head: HeadKind,
     /// Model width.
     pub width: usize,
     /// DiT blocks; even ones cross-attend, odd ones self-attend.
@@ -47,7 +47,7 @@ pub struct Expert {
 #[serde(deny_unknown_fields, default)]
 struct GivenExpert {
     preset: Option<Preset>,
-    head: Option<Head>,
+    head: Option<HeadKind>,
     width: Option<usize>,
     layers: Option<usize>,
     heads: Option<usize>,
@@ -107,7 +107,7 @@ impl Expert {
         match preset {
             Preset::Groot => Self { width: 1536, heads: 32, feature_norm: true, ..both },
             Preset::Starvla => Self { width: 768, heads: 12, repeated_noise: 8, ..both },
-            Preset::Oft => Self { preset: Some(preset), head: Head::Oft, ..Self::default() },
+            Preset::Oft => Self { preset: Some(preset), head: HeadKind::Oft, ..Self::default() },
         }
     }
 }
@@ -127,7 +127,7 @@ pub enum Preset {
 /// What makes actions of hidden states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Head {
+pub enum HeadKind {
     /// A flow-matching expert, which attends to all of them.
     #[default]
     Flow,
@@ -135,7 +135,7 @@ pub enum Head {
     Oft,
 }
 
-impl Head {
+impl HeadKind {
     /// Whether it follows a flow from noise to actions.
     pub fn is_flow(&self) -> bool {
         *self == Self::Flow
@@ -168,7 +168,7 @@ impl Default for Expert {
     fn default() -> Self {
         Self {
             preset: None,
-            head: Head::Flow,
+            head: HeadKind::Flow,
             width: 384,
             layers: 4,
             heads: 6,

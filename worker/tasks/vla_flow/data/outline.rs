@@ -29,7 +29,7 @@ use crate::{
     tokens::outline::{SMALL_TOKENIZER, estimated},
     vla_flow::{
         base::{InputMakers, tokenizer},
-        config::{Head, VlaSettings},
+        config::{HeadKind, VlaSettings},
         oft::estimated_tokens,
     },
 };
@@ -146,8 +146,8 @@ impl Outline {
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
                 let actions = match vla.expert.head {
-                    Head::Flow => 0,
-                    Head::Oft => estimated_tokens(data.horizon),
+                    HeadKind::Flow => 0,
+                    HeadKind::Oft => estimated_tokens(data.horizon),
                 };
                 let tokens = FRAME_TOKENS + seen + kept + actions;
                 (tokens, PromptLength::Estimated)

@@ -10,7 +10,7 @@ use super::{
     dataset::Dataset,
     numeric::{FeatureColumn, Numeric},
 };
-use crate::vla_flow::config::{FlowConvention, Head, Observation, Serve};
+use crate::vla_flow::config::{FlowConvention, HeadKind, Observation, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
 pub const STATS_FILE: &str = "stats.json";
@@ -126,8 +126,8 @@ pub struct Padded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     /// What makes them; absent where it is a flow-matching expert. Of any other head the rest means nothing.
-    #[serde(default, skip_serializing_if = "Head::is_flow")]
-    pub head: Head,
+    #[serde(default, skip_serializing_if = "HeadKind::is_flow")]
+    pub head: HeadKind,
     /// Which end of the flow is noise.
     pub convention: FlowConvention,
     /// Euler steps.
@@ -140,8 +140,8 @@ pub struct Flow {
 
 impl PolicyFile {
     /// What is read. What readers of an older format would overlook makes a file one of a newer: the second
-    /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state; the
-    /// fourth another head than a flow-matching expert.
+    /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state;
+    /// the fourth another head than a flow-matching expert.
     pub const FORMATS: [u32; 4] = [1, 2, 3, 4];
     /// Its name in a run's directory.
     pub const PATH: &str = "policy.json";

@@ -12,7 +12,7 @@ use coxswain_task::{
 use serde_json::{Value, json};
 
 use super::Subject;
-use crate::vla_flow::{config::Head, data::PromptLength};
+use crate::vla_flow::{config::HeadKind, data::PromptLength};
 
 impl memory::Subject for Subject {
     fn spec(&self) -> &RunSpec {
@@ -65,8 +65,8 @@ impl memory::Subject for Subject {
             PromptLength::Estimated => " (estimated)",
         };
         let draws = match vla.expert.head {
-            Head::Flow => format!("{} draws of ", vla.expert.repeated_noise),
-            Head::Oft => String::new(),
+            HeadKind::Flow => format!("{} draws of ", vla.expert.repeated_noise),
+            HeadKind::Oft => String::new(),
         };
         vec![
             (

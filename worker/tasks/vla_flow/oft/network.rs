@@ -7,7 +7,8 @@
 //! a = W_out norm(x) + b_out                         [action]
 //! ```
 //!
-//! Norms have gain and bias of their own and eps 1e-5. Rows are in the order sample, action: `n = b * horizon`.
+//! Norms have gain and bias of their own and eps 1e-5. Rows are in the order sample, action: `n = b *
+//! horizon`.
 //!
 //! Initial values: Xavier's bound, and zero for `W_out`, as the flow-matching expert begins: the first
 //! prediction is the mean action of the statistics.

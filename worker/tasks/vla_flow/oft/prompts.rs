@@ -1,8 +1,8 @@
-//! The prompt of a head that reads action tokens: that of any policy, its text followed by StarVLA's words and
-//! tokens (`QwenOFT.py`), and nothing after the last of them.
+//! The prompt of a head that reads action tokens: that of any policy, its text followed by StarVLA's words
+//! and tokens (`QwenOFT.py`), and nothing after the last of them.
 //!
 //! ```text
-//! <|im_start|>user\n IMAGES TEXT Please predict the next 8 robot actions: <action>🔍🔍🔍🔍🔍🔍🔍🔍
+//! <|im_start|>user\n IMAGES TEXT Please predict the next 4 robot actions: <action>🔍🔍🔍🔍
 //! ```
 //!
 //! StarVLA goes on with `<action>.`, the end of the turn and the beginning of the answer. No action token

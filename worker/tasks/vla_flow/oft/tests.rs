@@ -9,7 +9,7 @@ use burn::{
 };
 use coxswain_models::{families::shelf, vision_language::PromptForm};
 use coxswain_nn::{
-    params::{FlatGrads, TrainableLayout, Trainables},
+    params::{FlatGrads, ParamSpec, TrainableLayout, Trainables},
     recompute::segment::Input,
 };
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
@@ -30,12 +30,12 @@ const GRADIENTS: f64 = 1e-3;
 const TASKS: [&str; 2] = ["open the drawer", "push the red button, then wait."];
 
 /// A fixture: its tensors, flat, and its sizes.
-struct Golden {
+struct GoldenOft {
     tensors: HashMap<String, Vec<f32>>,
     sizes: HashMap<String, String>,
 }
 
-impl Golden {
+impl GoldenOft {
     fn path(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration-tests/fixtures/oft").join(name)
     }
@@ -81,7 +81,7 @@ fn download(x: Tensor<Flex, 2>) -> Vec<f32> {
 
 #[test]
 fn the_head_computes_what_pytorch_computes_and_steps_that_do_not_count_move_nothing() {
-    let golden = Golden::read("head.safetensors");
+    let golden = GoldenOft::read("head.safetensors");
     let [batch, context, horizon, action] =
         ["batch", "context", "horizon", "action"].map(|name| golden.size(name));
     let mut layout = TrainableLayout::default();
@@ -140,12 +140,12 @@ fn with_action_token() -> tempfile::TempDir {
     for name in ["config.json", "model.safetensors", "preprocessor_config.json", "tokenizer_config.json"] {
         std::fs::copy(Path::new(MODEL).join(name), dir.path().join(name)).expect("part of the repository");
     }
-    std::fs::copy(Golden::path("tokenizer.json"), dir.path().join("tokenizer.json")).expect("a fixture");
+    std::fs::copy(GoldenOft::path("tokenizer.json"), dir.path().join("tokenizer.json")).expect("a fixture");
     dir
 }
 
 /// The prompts of the fixture's tasks, side by side, as this policy sees them.
-fn golden_batch(golden: &Golden, prompts: &OftPrompts) -> MicroBatch {
+fn golden_batch(golden: &GoldenOft, prompts: &OftPrompts) -> MicroBatch {
     let grid = [1, 4, 6];
     let pixels = golden.tensors["in.pixels"].chunks_exact(24 * 1176);
     let actions = golden.tensors["in.actions"].chunks_exact(DIMS.horizon * DIMS.action);
@@ -166,7 +166,7 @@ fn golden_batch(golden: &Golden, prompts: &OftPrompts) -> MicroBatch {
 
 #[test]
 fn a_policy_is_starvlas_in_prompts_actions_loss_and_gradients() {
-    let (golden, dir) = (Golden::read("policy.safetensors"), with_action_token());
+    let (golden, dir) = (GoldenOft::read("policy.safetensors"), with_action_token());
     let batch = golden_batch(&golden, &prompts(dir.path(), DIMS.horizon, None));
     for (row, valid) in batch.valid.iter().enumerate() {
         let ours = &batch.input_ids[row * batch.seq_len..][valid.start as usize..valid.end as usize];
@@ -194,9 +194,10 @@ fn a_policy_is_starvlas_in_prompts_actions_loss_and_gradients() {
         let param = layout.params().iter().find(|param| param.name.ends_with(end)).expect("it trains");
         &mean[param.range()]
     };
-    for param in layout.params().iter().filter(|param| param.name.starts_with("expert.")) {
-        golden.holds(&format!("grad.{}", param.name), &mean[param.range()], GRADIENTS);
-    }
+    let named = |param: &ParamSpec| format!("grad.{}", param.name);
+    let there = layout.params().iter().filter(|param| golden.tensors.contains_key(&named(param)));
+    let held = there.map(|param| golden.holds(&named(param), &mean[param.range()], GRADIENTS)).count();
+    assert_eq!(held, 8, "gain, bias, weight and bias of the first layer and of the last");
     golden.holds("grad.q", of("layers.0.self_attn.q_proj.weight"), GRADIENTS);
     let (table, token) = (of("embed_tokens.weight"), golden.size("token"));
     golden.holds("grad.embed.action", &table[token * 128..][..128], GRADIENTS);

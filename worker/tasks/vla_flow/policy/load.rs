@@ -1,7 +1,7 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout,
 //! and the flat parameter buffer gets its initial values.
 
-use crate::vla_flow::config::{ActionEncoder, Head, VlaSettings};
+use crate::vla_flow::config::{ActionEncoder, HeadKind, VlaSettings};
 use coxswain_proto::run_spec::RunSpec;
 
 use super::{
@@ -149,7 +149,8 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         return refuse("expert.action_encoder", problem);
     }
     let seen = [("data.state", dims.state), ("data.sensor", dims.sensor_window)];
-    if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == Head::Oft && *size > 0) {
+    if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == HeadKind::Oft && *size > 0)
+    {
         let problem = "is read, and the head `oft` sees images and text alone; leave it out";
         return refuse(field, problem.into());
     }

@@ -194,8 +194,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.sample_actions_from(trainables, batch, start)
     }
 
-    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding. A head without a flow
-    /// takes none.
+    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding. A head without a
+    /// flow takes none.
     pub fn sample_actions_from(
         &self,
         trainables: &Trainables<B>,

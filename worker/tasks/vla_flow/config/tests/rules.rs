@@ -263,7 +263,7 @@ fn a_preset_is_what_keys_are_that_are_not_given_and_no_part_of_the_runs_name() {
 fn a_head_without_a_flow_is_another_run_and_has_no_keys_of_a_flow() {
     let stateless = "data.state=none";
     let (flow, oft) = (small(&[stateless]), small(&["expert.preset=oft", stateless]));
-    assert_eq!(oft.settings::<VlaSettings>().unwrap().expert.head, Head::Oft);
+    assert_eq!(oft.settings::<VlaSettings>().unwrap().expert.head, HeadKind::Oft);
     assert_ne!(document::digest(&flow), document::digest(&oft));
     assert_eq!(document::digest(&oft), document::digest(&small(&["expert.head=oft", stateless])));
     for (given, field) in [
