@@ -85,7 +85,7 @@ impl Standing {
     /// Takes a directive in. True if a collective of the trainer's may have to end for it.
     pub fn told(&mut self, told: Notice) -> bool {
         match told {
-            Notice::Assign(assignment) => self.assign(assignment),
+            Notice::Assign(assignment) => return self.assign(assignment),
             Notice::Grant(lease) => self.grant(lease),
             Notice::Pause => self.commands.pause = true,
             Notice::Resume => self.commands.pause = false,
@@ -104,21 +104,30 @@ impl Standing {
                 self.cut(LinkError::Over(reason));
                 return true;
             }
-            Notice::Abort(generation, reason) => {
-                if generation > self.over.0 {
-                    self.over = (generation, reason);
-                    return generation >= self.entered;
-                }
-            }
+            Notice::Abort(generation, reason) => return self.end(generation, reason),
         }
         false
     }
 
-    fn assign(&mut self, assignment: Assignment) {
-        if self.assignment.as_ref().is_none_or(|old| old.generation < assignment.generation) {
-            self.leases.retain(|lease| lease.generation >= assignment.generation);
-            self.assignment = Some(assignment);
+    fn end(&mut self, generation: Generation, reason: String) -> bool {
+        let is_news = generation > self.over.0;
+        if is_news {
+            self.over = (generation, reason);
         }
+        is_news && generation >= self.entered
+    }
+
+    /// A place in a generation says, too, that the one before it is over: a coordinator that died meanwhile
+    /// may have taken this worker for one that was in none.
+    fn assign(&mut self, assignment: Assignment) -> bool {
+        let generation = assignment.generation;
+        if self.assignment.as_ref().is_some_and(|old| old.generation >= generation) {
+            return false;
+        }
+        self.leases.retain(|lease| lease.generation >= generation);
+        self.assignment = Some(assignment);
+        let is_in_another = Generation(0) < self.entered && self.entered < generation;
+        is_in_another && self.end(self.entered, format!("generation {generation} has begun"))
     }
 
     fn grant(&mut self, lease: Lease) {

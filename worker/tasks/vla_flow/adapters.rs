@@ -14,12 +14,7 @@ use coxswain_nn::{
     params::{ParamSpec, TrainableLayout},
 };
 
-use super::{
-    EXPERT,
-    config::VlaSettings,
-    data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
-};
+use super::{EXPERT, config::VlaSettings, data::SampleDims, expert::Learning, head::HeadShape};
 
 /// What a run's section `lora` means.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +35,7 @@ impl Split {
         }
         // Of the sizes of samples, what its modules are called depends on whether there is a state.
         let dims = SampleDims { state: usize::from(vla.data.has_state()), ..SampleDims::default() };
-        let experts = modules(ExpertShape::of(vla, 1, dims));
+        let experts = modules(HeadShape::of(vla, 1, dims));
         let Some(ours) = with_targets(lora, |targets| means_any(targets, &experts))? else {
             return Ok(whole);
         };
@@ -88,9 +83,9 @@ fn means_any(targets: &LoraTargets, modules: &[Module]) -> Result<bool, LoraErro
 }
 
 /// The linears of an expert.
-pub fn modules(shape: ExpertShape) -> Vec<Module> {
+pub fn modules(shape: impl Into<HeadShape>) -> Vec<Module> {
     let mut layout = TrainableLayout::default();
-    ActionExpert::register(&mut layout, shape, Learning::Nothing);
+    shape.into().register(&mut layout, Learning::Nothing);
     let linear = |name: &str, shape: &[usize]| {
         let (name, [outputs, inputs]) = (name.strip_suffix(".weight")?, *shape.first_chunk::<2>()?);
         let kind = ModuleKind::Linear { inputs, outputs, bias: false, head: false };

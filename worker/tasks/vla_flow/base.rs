@@ -33,7 +33,10 @@ use coxswain_policies::{
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
-use super::config::{Data, Expert, TapSetting, VlaSettings};
+use super::{
+    config::{Data, Expert, HeadKind, TapSetting, VlaSettings},
+    oft::OftPrompts,
+};
 use crate::settings::unread;
 
 /// A policy directory that a run starts from.
@@ -214,8 +217,8 @@ impl PolicyBase {
 
 /// What makes a model's input of images and tasks.
 pub(super) enum InputMakers {
-    /// A plain model's.
-    Model(&'static dyn VlFamily, PathBuf),
+    /// A plain model's, with as many action tokens as its head reads.
+    Model { family: &'static dyn VlFamily, dir: PathBuf, actions: Option<usize> },
     /// A policy's.
     Policy(Box<PolicyBase>),
 }
@@ -228,13 +231,14 @@ impl InputMakers {
         }
         let dir = directory::outline(&vla.model.path)?;
         let family = models.vision_language.of(&dir).map_err(unread)?;
-        Ok(Self::Model(family, dir))
+        let actions = (vla.expert.head == HeadKind::Oft).then_some(vla.data.horizon);
+        Ok(Self::Model { family, dir, actions })
     }
 
     /// Images to the model's input.
     pub fn images(&self, vla: &VlaSettings) -> Result<Box<dyn ImageProcessor>, DataError> {
         match self {
-            Self::Model(family, dir) => family.images(dir, vla.data.pixel_bounds()),
+            Self::Model { family, dir, .. } => family.images(dir, vla.data.pixel_bounds()),
             Self::Policy(base) => Ok(Box::new(SmolVlaImages::of(&base.outline))),
         }
     }
@@ -242,7 +246,15 @@ impl InputMakers {
     /// Tasks to ids.
     pub fn prompts(&self, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {
         match self {
-            Self::Model(family, dir) => family.prompts(dir, form),
+            Self::Model { family, dir, actions } => {
+                let own = family.prompts(dir, form)?;
+                let Some(horizon) = actions else { return Ok(own) };
+                let with_actions = OftPrompts::of(own, *horizon).map_err(|found| {
+                    let remedy = "choose another model, or the head `flow`";
+                    DataError::invalid(&dir.join("tokenizer.json"), "model.vocab", found, remedy)
+                })?;
+                Ok(Box::new(with_actions))
+            }
             Self::Policy(base) => {
                 let PolicyBase { backbone, outline, config, .. } = &**base;
                 Ok(Box::new(SmolVlaPrompts::open(backbone, outline, config.most_tokens, form)?))

@@ -79,7 +79,7 @@ pub struct NoisyActions {
 /// The loss of a micro-batch and how it changes with the prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowLoss {
-    /// Sum of squared errors over valid elements, averaged over the repeats; one per sample.
+    /// Sum of errors over valid elements, averaged over the repeats; one per sample.
     pub per_sample: Vec<f64>,
     /// Derivative of the sum of `per_sample` by the prediction, `[b, r, horizon, action]`.
     pub gradient: Vec<f32>,
@@ -168,21 +168,31 @@ impl Padding<'_> {
 /// `velocity` is the prediction in the layout of `target`. Elements that do not count have no part in the
 /// loss and none in its gradient, whatever the network says there.
 pub fn squared_error(velocity: &[f32], target: &[f32], clean: CleanActions<'_>) -> FlowLoss {
-    assert_eq!(velocity.len(), target.len(), "the prediction has another size than the target");
+    error_of_valid(velocity, target, clean, |error| (error * error, 2.0 * error))
+}
+
+/// The same of any error: `of` gives it and its derivative by the difference of two elements.
+pub fn error_of_valid(
+    predicted: &[f32],
+    target: &[f32],
+    clean: CleanActions<'_>,
+    of: impl Fn(f64) -> (f64, f64),
+) -> FlowLoss {
+    assert_eq!(predicted.len(), target.len(), "the prediction has another size than the target");
     let (batch, horizon, action) = (clean.samples.len(), clean.horizon(), clean.action);
-    let per_sample_len = velocity.len() / batch.max(1);
+    let per_sample_len = predicted.len() / batch.max(1);
     let repeats = (per_sample_len / (horizon * action).max(1)).max(1);
-    let mut loss = FlowLoss { per_sample: vec![0.0; batch], gradient: vec![0.0; velocity.len()] };
+    let mut loss = FlowLoss { per_sample: vec![0.0; batch], gradient: vec![0.0; predicted.len()] };
     for (row, gradient) in loss.gradient.chunks_exact_mut(action.max(1)).enumerate() {
         let (sample, step) = (row / (repeats * horizon), row % horizon);
         if clean.valid[sample * horizon + step] == 0.0 {
             continue;
         }
         let elements = row * action..row * action + clean.widths[sample];
-        for ((g, v), t) in gradient.iter_mut().zip(&velocity[elements.clone()]).zip(&target[elements]) {
-            let error = f64::from(v - t);
-            loss.per_sample[sample] += error * error / repeats as f64;
-            *g = (2.0 * error / repeats as f64) as f32;
+        for ((g, p), t) in gradient.iter_mut().zip(&predicted[elements.clone()]).zip(&target[elements]) {
+            let (error, derivative) = of(f64::from(p - t));
+            loss.per_sample[sample] += error / repeats as f64;
+            *g = (derivative / repeats as f64) as f32;
         }
     }
     loss

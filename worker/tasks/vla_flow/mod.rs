@@ -1,5 +1,5 @@
-//! A vision-language-action policy: Qwen2.5-VL, a sensor encoder, and an action expert trained by flow
-//! matching.
+//! A vision-language-action policy: a pretrained vision-language model, a sensor encoder, and a head that
+//! makes actions: an expert trained by flow matching, or an MLP.
 
 pub mod adapters;
 mod base;
@@ -9,10 +9,12 @@ mod examples;
 pub mod expert;
 pub mod flow;
 mod groups;
+pub mod head;
 mod lerobot;
 mod measures;
 pub mod memory;
 mod objective;
+pub mod oft;
 pub mod policy;
 pub mod selftest;
 pub mod sensor;

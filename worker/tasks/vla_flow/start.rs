@@ -56,6 +56,8 @@ pub fn other_meaning(here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<S
         }
     };
     if groups.contains(&EXPERT) {
+        let head = |vla: &VlaSettings| format!("{:?}", vla.expert.head);
+        differs("expert.head", head(&here), head(&there));
         differs("expert.heads", here.expert.heads.to_string(), there.expert.heads.to_string());
         let convention = |vla: &VlaSettings| format!("{:?}", vla.expert.convention);
         differs("expert.convention", convention(&here), convention(&there));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings,
-    observation::check_features, sets,
+    observation::check_features, oft, sets,
 };
 use coxswain_models::pretrained::settings::check_blocks;
 use coxswain_proto::{
@@ -18,6 +18,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
         lora.check(f);
     }
     check_expert(&settings.expert, f);
+    oft::check(settings, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
     settings.observation.check(f);

@@ -1,11 +1,12 @@
-//! The keys of the task `vla_flow`: a vision-language-action policy of a Qwen2.5-VL model and a flow-matching
-//! action expert.
+//! The keys of the task `vla_flow`: a vision-language-action policy of a pretrained model and a head that
+//! makes actions of its hidden states.
 
 mod augmentation;
 mod check;
 mod data;
 mod features;
 mod observation;
+mod oft;
 mod schema;
 mod serve;
 mod sets;
@@ -27,5 +28,7 @@ pub use self::{
     sets::in_metric,
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
-    trainables::{ActionEncoder, Expert, FlowConvention, LearningRates, Preset, Projection, Sensor},
+    trainables::{
+        ActionEncoder, Expert, FlowConvention, HeadKind, LearningRates, Preset, Projection, Sensor,
+    },
 };

@@ -40,6 +40,7 @@ impl TaskSettings for VlaSettings {
         ("lora.layers_to_transform", LearnedSince("[]")),
         ("lora.layers_pattern", LearnedSince("[]")),
         ("lora.init_from", Learned),
+        ("expert.head", LearnedSince("\"flow\"")),
         ("expert.width", Learned),
         ("expert.layers", Learned),
         ("expert.heads", Learned),

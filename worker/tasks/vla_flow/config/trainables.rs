@@ -2,12 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The flow-matching action expert: DiT blocks that cross-attend the vision-language hidden states.
+/// What makes actions of the vision-language hidden states: by default a flow-matching expert of DiT blocks
+/// that cross-attend them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "GivenExpert")]
 pub struct Expert {
     /// Whose shapes the keys have that are not given.
     pub preset: Option<Preset>,
+    /// Which kind of head it is. One without a flow has none of the other keys but `train`.
+    pub head: HeadKind,
     /// Model width.
     pub width: usize,
     /// DiT blocks; even ones cross-attend, odd ones self-attend.
@@ -44,6 +47,7 @@ pub struct Expert {
 #[serde(deny_unknown_fields, default)]
 struct GivenExpert {
     preset: Option<Preset>,
+    head: Option<HeadKind>,
     width: Option<usize>,
     layers: Option<usize>,
     heads: Option<usize>,
@@ -65,6 +69,7 @@ impl From<GivenExpert> for Expert {
         let base = given.preset.map_or_else(Self::default, Self::of);
         Self {
             preset: given.preset,
+            head: given.head.unwrap_or(base.head),
             width: given.width.unwrap_or(base.width),
             layers: given.layers.unwrap_or(base.layers),
             heads: given.heads.unwrap_or(base.heads),
@@ -85,7 +90,7 @@ impl From<GivenExpert> for Expert {
 
 impl Expert {
     /// The action head of that project.
-    fn of(preset: Preset) -> Self {
+    pub(super) fn of(preset: Preset) -> Self {
         let both = Self {
             preset: Some(preset),
             layers: 16,
@@ -102,6 +107,7 @@ impl Expert {
         match preset {
             Preset::Groot => Self { width: 1536, heads: 32, feature_norm: true, ..both },
             Preset::Starvla => Self { width: 768, heads: 12, repeated_noise: 8, ..both },
+            Preset::Oft => Self { preset: Some(preset), head: HeadKind::Oft, ..Self::default() },
         }
     }
 }
@@ -114,6 +120,26 @@ pub enum Preset {
     Groot,
     /// QwenGR00T with DiT-B (`starVLA/model/modules/action_model/GR00T_ActionHeader.py`).
     Starvla,
+    /// QwenOFT, the head of StarVLA-alpha (`starVLA/model/framework/VLM4A/QwenOFT.py`, arXiv 2604.11757).
+    Oft,
+}
+
+/// What makes actions of hidden states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadKind {
+    /// A flow-matching expert, which attends to all of them.
+    #[default]
+    Flow,
+    /// An MLP that reads those of action tokens at the end of the prompt.
+    Oft,
+}
+
+impl HeadKind {
+    /// Whether it follows a flow from noise to actions.
+    pub fn is_flow(&self) -> bool {
+        *self == Self::Flow
+    }
 }
 
 /// What makes tokens of noisy actions.
@@ -142,6 +168,7 @@ impl Default for Expert {
     fn default() -> Self {
         Self {
             preset: None,
+            head: HeadKind::Flow,
             width: 384,
             layers: 4,
             heads: 6,

@@ -29,7 +29,8 @@ use crate::{
     tokens::outline::{SMALL_TOKENIZER, estimated},
     vla_flow::{
         base::{InputMakers, tokenizer},
-        config::VlaSettings,
+        config::{HeadKind, VlaSettings},
+        oft::estimated_tokens,
     },
 };
 
@@ -144,7 +145,11 @@ impl Outline {
                 let longest = texts.iter().map(text).max().unwrap_or(0);
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
-                let tokens = FRAME_TOKENS + seen + kept;
+                let actions = match vla.expert.head {
+                    HeadKind::Flow => 0,
+                    HeadKind::Oft => estimated_tokens(data.horizon),
+                };
+                let tokens = FRAME_TOKENS + seen + kept + actions;
                 (tokens, PromptLength::Estimated)
             }
         };

@@ -10,7 +10,7 @@ use super::{
     dataset::Dataset,
     numeric::{FeatureColumn, Numeric},
 };
-use crate::vla_flow::config::{FlowConvention, Observation, Serve};
+use crate::vla_flow::config::{FlowConvention, HeadKind, Observation, Serve};
 
 /// Statistics of the features that it names, in LeRobot's layout.
 pub const STATS_FILE: &str = "stats.json";
@@ -125,6 +125,9 @@ pub struct PaddedSizes {
 /// How actions are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
+    /// What makes them; absent where it is a flow-matching expert. Of any other head the rest means nothing.
+    #[serde(default, skip_serializing_if = "HeadKind::is_flow")]
+    pub head: HeadKind,
     /// Which end of the flow is noise.
     pub convention: FlowConvention,
     /// Euler steps.
@@ -137,8 +140,9 @@ pub struct Flow {
 
 impl PolicyFile {
     /// What is read. What readers of an older format would overlook makes a file one of a newer: the second
-    /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state.
-    pub const FORMATS: [u32; 3] = [1, 2, 3];
+    /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state;
+    /// the fourth another head than a flow-matching expert.
+    pub const FORMATS: [u32; 4] = [1, 2, 3, 4];
     /// Its name in a run's directory.
     pub const PATH: &str = "policy.json";
 
@@ -172,6 +176,7 @@ impl PolicyFile {
         let (state, action) = (&dataset.state, &dataset.action);
         let joined = [state, action].iter().any(|of| of.parts.len() > 1);
         let format = match &settings.observation {
+            _ if !settings.expert.head.is_flow() => 4,
             observation if *observation != Observation::default() || joined || state.is_none() => 3,
             _ if dataset.recipe.deltas.any() || !is_smart(&settings.data.resize) => 2,
             _ => 1,
@@ -198,6 +203,7 @@ impl PolicyFile {
             resize: settings.data.resize,
             pixels: dataset.images.pixel_bounds(),
             flow: Flow {
+                head: settings.expert.head,
                 convention: settings.expert.convention,
                 sampling_steps: settings.expert.sampling_steps,
                 heads: settings.expert.heads,

@@ -35,13 +35,13 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use coxswain_nn::dtypes::ActivationsDtype;
 
+pub(super) use self::registrar::Registrar;
 use self::{
     block::{DitBlock, DitLayer, KeyValueSource, Rows},
     ends::{
         FeatureNorm, FeatureSegment, Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding,
         TokenSegment, sinusoids, token_sinusoids,
     },
-    registrar::Registrar,
 };
 pub use self::{
     registrar::Learning,

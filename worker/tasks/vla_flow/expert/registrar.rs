@@ -33,7 +33,7 @@ impl<'a> Learning<'a> {
 }
 
 /// Registers an expert's tensors.
-pub(super) struct Registrar<'l> {
+pub(in crate::vla_flow) struct Registrar<'l> {
     pub layout: &'l mut TrainableLayout,
     pub learning: Learning<'l>,
 }

@@ -16,7 +16,8 @@ use crate::vla_flow::{
     EXPERT, SENSOR,
     adapters::Split,
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
+    expert::Learning,
+    head::HeadShape,
     sensor::{SensorEncoder, SensorShape},
 };
 
@@ -124,11 +125,10 @@ pub fn trained(
         };
         SensorEncoder::register(&mut layout, shape);
     }
-    let shape = ExpertShape::of(vla, model.hidden_size, dims);
     // Targets that mean nothing were refused before anything is counted.
     let split = Split::of(vla, &model.modules).unwrap_or_default();
     let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-    ActionExpert::register(&mut layout, shape, learning);
+    HeadShape::of(vla, model.hidden_size, dims).register(&mut layout, learning);
     layout
 }
 

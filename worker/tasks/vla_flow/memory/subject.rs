@@ -12,7 +12,7 @@ use coxswain_task::{
 use serde_json::{Value, json};
 
 use super::Subject;
-use crate::vla_flow::data::PromptLength;
+use crate::vla_flow::{config::HeadKind, data::PromptLength};
 
 impl memory::Subject for Subject {
     fn spec(&self) -> &RunSpec {
@@ -64,6 +64,10 @@ impl memory::Subject for Subject {
             PromptLength::Encoded => "",
             PromptLength::Estimated => " (estimated)",
         };
+        let draws = match vla.expert.head {
+            HeadKind::Flow => format!("{} draws of ", vla.expert.repeated_noise),
+            HeadKind::Oft => String::new(),
+        };
         vec![
             (
                 "model",
@@ -85,8 +89,8 @@ impl memory::Subject for Subject {
             (
                 "sample",
                 format!(
-                    "{} prompt tokens{estimated}, {} image patches, {} draws of {} actions (the longest)",
-                    outline.prompt_tokens, outline.patches, vla.expert.repeated_noise, outline.dims.horizon
+                    "{} prompt tokens{estimated}, {} image patches, {draws}{} actions (the longest)",
+                    outline.prompt_tokens, outline.patches, outline.dims.horizon
                 ),
             ),
         ]

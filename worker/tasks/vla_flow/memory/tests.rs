@@ -17,7 +17,7 @@ use coxswain_proto::{
 use coxswain_task::memory::Prediction;
 
 use super::*;
-use crate::vla_flow::{data::Outline, policy::Policy};
+use crate::vla_flow::{config::FeatureList, data::Outline, policy::Policy};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -61,7 +61,8 @@ fn the_published_model_is_counted_to_the_unit() {
 
 #[test]
 fn trainables_are_counted_as_the_layout_has_them() {
-    let changes: [fn(&mut RunSpec); 5] = [
+    let changes: [fn(&mut RunSpec); 6] = [
+        oft,
         |_| {},
         |spec| spec.vla_mut().lora = None,
         |spec| {
@@ -96,9 +97,38 @@ fn trainables_are_counted_as_the_layout_has_them() {
     }
 }
 
+/// The same run with a head on action tokens.
+fn oft(spec: &mut RunSpec) {
+    let mut vla = spec.vla_mut();
+    vla.expert = serde_json::from_value(serde_json::json!({"preset": "oft"})).expect("a preset");
+    (vla.data.state, vla.data.sensor) = (FeatureList::default(), None);
+}
+
+#[test]
+fn a_head_on_action_tokens_is_counted_by_hand_and_its_tokens_are_the_prompts() {
+    let mut spec = spec("qwen3-vl-4b.yaml");
+    let before = Subject::read(&spec, shelf()).expect("no weights are needed").outline;
+    oft(&mut spec);
+    let subject = Subject::read(&spec, shelf()).expect("no weights are needed");
+    // Two norms and layers around two blocks, hidden states of 2560, twice as wide inside.
+    let (narrow, wide, action) = (2560, 5120, before.dims.action as u64);
+    let layer = |inputs: u64, outputs: u64| 2 * inputs + inputs * outputs + outputs;
+    let expert = layer(narrow, wide) + 2 * layer(wide, wide) + layer(wide, action);
+    assert_eq!((subject.counts.expert, subject.counts.sensor), (expert, 0));
+    let more = subject.outline.prompt_tokens - before.prompt_tokens;
+    assert!((before.dims.horizon + 9..before.dims.horizon + 24).contains(&more), "{more}");
+    assert!(subject.predict(gpu(1, 1)).peak() > 9 << 30);
+}
+
 #[test]
 fn the_longest_prompt_is_the_data_sets_own() {
-    let spec = spec("quickstart.yaml");
+    is_the_data_sets_own(|_| {});
+    is_the_data_sets_own(oft);
+}
+
+fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
+    let mut spec = spec("quickstart.yaml");
+    change(&mut spec);
     let outline = Outline::read(&spec, shelf()).expect("metadata of the repository's data set");
     let dataset = crate::vla_flow::data::Dataset::open(&spec, shelf()).expect("the repository's data set");
     let longest =

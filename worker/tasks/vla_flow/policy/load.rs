@@ -1,7 +1,7 @@
 //! Building a policy from a run spec: the model is read, adapters and experts are registered in one layout,
 //! and the flat parameter buffer gets its initial values.
 
-use crate::vla_flow::config::{ActionEncoder, VlaSettings};
+use crate::vla_flow::config::{ActionEncoder, HeadKind, VlaSettings};
 use coxswain_proto::run_spec::RunSpec;
 
 use super::{
@@ -14,7 +14,8 @@ use crate::{
     vla_flow::{
         adapters::Split,
         data::SampleDims,
-        expert::{ActionExpert, ExpertShape, Learning},
+        expert::Learning,
+        head::HeadShape,
         sensor::{SensorEncoder, SensorShape},
     },
 };
@@ -78,9 +79,8 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             SensorEncoder::register(&mut layout, shape)
         });
-        let shape = ExpertShape::of(&vla, outline.hidden_size, dims);
         let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-        let expert = ActionExpert::register(&mut layout, shape, learning);
+        let head = HeadShape::of(&vla, outline.hidden_size, dims).register(&mut layout, learning);
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -101,7 +101,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             lora,
             full,
             sensor,
-            expert,
+            head,
             expert_lora: split.expert,
             tap,
             source,
@@ -154,6 +154,12 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     if vla.expert.action_encoder == ActionEncoder::TimeMlp && !width.is_multiple_of(2) {
         let problem = format!("is `time_mlp`, which needs an even width, but the width is {width}");
         return refuse("expert.action_encoder", problem);
+    }
+    let seen = [("data.state", dims.state), ("data.sensor", dims.sensor_window)];
+    if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == HeadKind::Oft && *size > 0)
+    {
+        let problem = "is read, and the head `oft` sees images and text alone; leave it out";
+        return refuse(field, problem.into());
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);
     if window > 0 && dims.sensor_channels == 0 {

@@ -15,7 +15,7 @@ use coxswain_proto::run_spec::CacheMode;
 use crate::vla_flow::{
     config::FlowConvention,
     data::{MicroBatch, SampleDims},
-    expert::ActionExpert,
+    head::ActionHead,
     sensor::SensorEncoder,
 };
 
@@ -25,8 +25,8 @@ pub struct Policy<B: Tape<Base = B>> {
     pub(super) lora: Option<LoraPlan>,
     pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
-    pub(super) expert: ActionExpert,
-    /// Adapters of an expert that is brought.
+    pub(super) head: ActionHead,
+    /// Adapters of a head that is brought.
     pub(super) expert_lora: Option<LoraPlan>,
     pub(super) tap: Option<Tap>,
     pub(super) source: Source,

@@ -24,11 +24,21 @@ use super::{
 use crate::vla_flow::{
     data::MicroBatch,
     expert::{ActionExpert, Conditioning, Draws},
-    flow::{self, CleanActions, FlowKeys, Padding},
+    flow::{self, CleanActions, FlowKeys, FlowLoss, Padding},
+    head::ActionHead,
+    oft::{self, OftHead},
 };
 
-/// Sensor encoder, expert and loss, as their time is shown.
-const EXPERT_STAGE: &str = "expert";
+/// Sensor encoder, head and loss, as their time is shown.
+const HEAD_STAGE: &str = "expert";
+
+/// What a head is given in a training pass.
+struct HeadPass<'p, B: Tape<Base = B>> {
+    trainables: &'p Trainables<B>,
+    batch: &'p MicroBatch,
+    /// `[b * s, d]`.
+    hidden: Input<B>,
+}
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
@@ -59,6 +69,30 @@ impl<B: Tape<Base = B>> Policy<B> {
             .map_err(|broken| failed(batch, broken))?;
         let [hidden_nd] = only(read);
 
+        let hidden = Input { value: hidden_nd, tracked: vl_trace.trains() };
+        let pass = HeadPass { trainables, batch, hidden };
+        let (loss_sum, dhidden_nd) = match &self.head {
+            ActionHead::Flow(expert) => self.flow_pass(expert, pass, grads, clock)?,
+            ActionHead::Oft(head) => self.oft_pass(head, pass, grads, clock)?,
+        };
+        if let Some(dhidden_nd) = dhidden_nd {
+            vl_trace
+                .backward(vec![dhidden_nd], grads, &mut |stage| clock.lap(stage))
+                .map_err(|broken| failed(batch, broken))?;
+        }
+        Ok(MicroLoss { loss_sum, valid: self.clean(batch).valid_count() })
+    }
+
+    /// A flow-matching expert's part of it, sensor encoder included: the loss sum, and the gradient of the
+    /// hidden states.
+    fn flow_pass(
+        &self,
+        expert: &ActionExpert,
+        pass: HeadPass<'_, B>,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<(f64, Option<Tensor<B, 2>>), StepError> {
+        let HeadPass { trainables, batch, hidden } = pass;
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
         let sensor = self.sensor.as_ref().map(|sensor| {
@@ -68,33 +102,61 @@ impl<B: Tape<Base = B>> Policy<B> {
             batch: batch.len(),
             state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),
             sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
-            hidden: Input { value: hidden_nd, tracked: vl_trace.trains() },
+            hidden,
             mask: keys_mask(batch),
         };
         let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
-        let dropped = self.expert_dropout(batch);
+        let dropped = self.expert_dropout(expert, batch);
         let (velocity_nc, expert_trace) =
-            self.expert.forward(trainables, self.expert_retention(), conditioning, draws, dropped);
+            expert.forward(trainables, self.expert_retention(), conditioning, draws, dropped);
         let loss = flow::squared_error(&download(velocity_nc), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
-        clock.lap(EXPERT_STAGE);
+        clock.lap(HEAD_STAGE);
 
         clock.enter(Pass::Backward);
-        let mut dv_nc = self.upload(&loss.gradient, self.dims.action);
-        if let Some(scale) = grads.scaled(clean.valid_count()) {
-            dv_nc = dv_nc * scale;
-        }
+        let dv_nc = self.loss_gradient(&loss, clean, grads);
         let gradient = ActionExpert::backward(expert_trace, dv_nc, grads);
         if let (Some(sensor), Some(dtokens_nd)) = (sensor, gradient.sensor) {
             sensor.backward(dtokens_nd, grads);
         }
-        clock.lap(EXPERT_STAGE);
-        if let Some(dhidden_nd) = gradient.hidden {
-            vl_trace
-                .backward(vec![dhidden_nd], grads, &mut |stage| clock.lap(stage))
-                .map_err(|broken| failed(batch, broken))?;
+        clock.lap(HEAD_STAGE);
+        Ok((loss.sum(), gradient.hidden))
+    }
+
+    /// The same of a head that reads action tokens.
+    fn oft_pass(
+        &self,
+        head: &OftHead,
+        pass: HeadPass<'_, B>,
+        grads: &mut dyn GradientSums<B>,
+        clock: &mut StageClock<'_>,
+    ) -> Result<(f64, Option<Tensor<B, 2>>), StepError> {
+        let HeadPass { trainables, batch, hidden } = pass;
+        let clean = self.clean(batch);
+        let (actions_nc, trace) = head.forward(trainables, hidden, batch.len());
+        let loss = oft::absolute_error(&download(actions_nc), clean);
+        check_finite(batch, &loss.per_sample)?;
+        clock.lap(HEAD_STAGE);
+
+        clock.enter(Pass::Backward);
+        let dactions_nc = self.loss_gradient(&loss, clean, grads);
+        let dhidden_nd = OftHead::backward(trace, dactions_nc, grads);
+        clock.lap(HEAD_STAGE);
+        Ok((loss.sum(), dhidden_nd))
+    }
+
+    /// The gradient of a loss by what the head gives, scaled where `grads` says so.
+    fn loss_gradient(
+        &self,
+        loss: &FlowLoss,
+        clean: CleanActions<'_>,
+        grads: &mut dyn GradientSums<B>,
+    ) -> Tensor<B, 2> {
+        let gradient_nc = self.upload(&loss.gradient, self.dims.action);
+        match grads.scaled(clean.valid_count()) {
+            Some(scale) => gradient_nc * scale,
+            None => gradient_nc,
         }
-        Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
 
     /// The loss that [`Policy::forward_backward`] would have, from the same draws of noise, if adapters
@@ -104,10 +166,16 @@ impl<B: Tape<Base = B>> Policy<B> {
             return Ok(MicroLoss::default());
         }
         let clean = self.clean(batch);
-        let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
-        let velocity = self.velocity(trainables, batch)?;
-        let draws = Draws { times: &noised.times, noisy_nc: self.upload(&noised.noisy, self.dims.action) };
-        let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
+        let loss = match &self.head {
+            ActionHead::Flow(expert) => {
+                let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
+                let velocity = self.velocity(expert, trainables, batch)?;
+                let noisy_nc = self.upload(&noised.noisy, self.dims.action);
+                let draws = Draws { times: &noised.times, noisy_nc };
+                flow::squared_error(&download(velocity(draws)), &noised.target, clean)
+            }
+            ActionHead::Oft(head) => oft::absolute_error(&self.regressed(head, trainables, batch)?, clean),
+        };
         check_finite(batch, &loss.per_sample)?;
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
@@ -125,7 +193,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.sample_actions_from(trainables, batch, start)
     }
 
-    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding.
+    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding. A head without a
+    /// flow takes none.
     pub fn sample_actions_from(
         &self,
         trainables: &Trainables<B>,
@@ -135,7 +204,11 @@ impl<B: Tape<Base = B>> Policy<B> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let velocity = self.velocity(trainables, batch)?;
+        let expert = match &self.head {
+            ActionHead::Flow(expert) => expert,
+            ActionHead::Oft(head) => return self.regressed(head, trainables, batch),
+        };
+        let velocity = self.velocity(expert, trainables, batch)?;
         let Settings { convention, sampling_steps, .. } = self.settings;
         Ok(flow::sample(convention, sampling_steps, start, |x, t| {
             let times = vec![t; batch.len()];
@@ -146,14 +219,28 @@ impl<B: Tape<Base = B>> Policy<B> {
         }))
     }
 
+    /// The chunks that a head without a flow predicts, `[b, horizon, action]`, 0 where they are padding.
+    fn regressed(
+        &self,
+        head: &OftHead,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<Vec<f32>, StepError> {
+        let VlFeatures { hidden_nd, .. } = self.vl_features(trainables, batch)?;
+        let mut actions = download(head.actions(trainables, hidden_nd, batch.len()));
+        self.padding(batch).blank(&mut actions);
+        Ok(actions)
+    }
+
     /// The expert's prediction for a micro-batch, without a trace.
     fn velocity<'a>(
-        &'a self,
+        &self,
+        expert: &'a ActionExpert,
         trainables: &'a Trainables<B>,
         batch: &MicroBatch,
     ) -> Result<impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a, StepError> {
         let conditioning = self.conditioning(trainables, batch)?;
-        Ok(self.expert.velocity(trainables, self.settings.retention.activations, conditioning))
+        Ok(expert.velocity(trainables, self.settings.retention.activations, conditioning))
     }
 
     /// What the expert attends to, without a trace.
@@ -186,8 +273,8 @@ impl<B: Tape<Base = B>> Policy<B> {
     }
 
     /// The rows of the expert's tokens in a training pass, if its blocks drop some of what they add.
-    fn expert_dropout(&self, batch: &MicroBatch) -> Option<DropoutRows<B>> {
-        let shape = self.expert.shape();
+    fn expert_dropout(&self, expert: &ActionExpert, batch: &MicroBatch) -> Option<DropoutRows<B>> {
+        let shape = expert.shape();
         if shape.form.dropout == 0.0 {
             return None;
         }

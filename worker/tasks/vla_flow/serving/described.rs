@@ -20,7 +20,7 @@ use crate::{
     settings::unread,
     vla_flow::{
         base::{PolicyBase, starts_from_policy},
-        config::{FlowConvention, VlaSettings},
+        config::{FlowConvention, HeadKind, VlaSettings},
         data::{
             CameraInput, Chunk, DeltaActions, Flow, NumericFeature, PaddedSizes, PolicyFile, STATS_FILE,
             path_of,
@@ -134,6 +134,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         resize: Fit::default(),
         pixels: [outline.image_side * outline.image_side; 2],
         flow: Flow {
+            head: HeadKind::Flow,
             convention: FlowConvention::NoiseAtOne,
             sampling_steps: config.steps,
             heads: outline.layer.heads,

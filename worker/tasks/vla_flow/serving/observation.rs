@@ -340,15 +340,16 @@ impl RequestReader for ObservationReader {
         }
         inputs.insert(self.names.prompt.clone(), json!({"dtype": "text"}));
         let stride = self.file.chunk.action_stride;
+        let mut optional = json!({SEED: {"dtype": "int"}});
+        if self.file.flow.head.is_flow() {
+            optional[NOISE] = json!({"dtype": "float32", "shape": self.noise_shape()});
+        }
         json!({
             "run": self.run,
             "base_model": file.base_model,
             "inputs": inputs,
             "history": file.history,
-            "optional": {
-                SEED: {"dtype": "int"},
-                NOISE: {"dtype": "float32", "shape": self.noise_shape()},
-            },
+            "optional": optional,
             "outputs": {ACTIONS: {"dtype": "float32", "shape": self.chunk(), "stride": stride}},
         })
     }
@@ -404,6 +405,10 @@ impl RequestReader for ObservationReader {
                 let mut noise = flow::starting_noise(self.file.flow.seed, &[sample.index], chunk);
                 flow::Padding { action: padded.action, widths: &[self.noise] }.blank(&mut noise);
                 noise
+            }
+            Some(_) if !self.file.flow.head.is_flow() => {
+                let problem = "is given, and this policy draws none; leave it out";
+                return Err(BadRequest::new(NOISE, problem.to_owned()));
             }
             Some(_) => {
                 let given = self.finite(request, NOISE, NOISE, &self.noise_shape())?;

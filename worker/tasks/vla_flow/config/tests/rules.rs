@@ -257,9 +257,34 @@ fn a_preset_is_what_keys_are_that_are_not_given_and_no_part_of_the_runs_name() {
     refuses(
         SMALL,
         &["expert.preset=grot"],
-        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`\n    \
+        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`, `oft`\n    \
          help: did you mean `groot`?",
     );
+}
+
+#[test]
+fn a_head_without_a_flow_is_another_run_and_has_no_keys_of_a_flow() {
+    let stateless = "data.state=none";
+    let (flow, oft) = (small(&[stateless]), small(&["expert.preset=oft", stateless]));
+    assert_eq!(oft.settings::<VlaSettings>().unwrap().expert.head, HeadKind::Oft);
+    assert_ne!(document::digest(&flow), document::digest(&oft));
+    assert_eq!(document::digest(&oft), document::digest(&small(&["expert.head=oft", stateless])));
+    for (given, field) in [
+        ("expert.layers=8", "expert.layers"),
+        ("expert.width=768", "expert.width"),
+        ("expert.repeated_noise=4", "expert.repeated_noise"),
+        ("expert.convention=noise_at_one", "expert.convention"),
+        ("expert.dropout=0.1", "expert.dropout"),
+        ("expert.head=flow", "expert.head"),
+        ("data.state=observation.state", "data.state"),
+        ("data.sensor=force", "data.sensor"),
+    ] {
+        let error = read(SMALL, &["expert.preset=oft", stateless, given]).expect_err(given);
+        let fields: Vec<_> = error.problems().iter().map(|problem| problem.path.clone()).collect();
+        assert_eq!(fields, [field], "{error}");
+    }
+    let error = read(SMALL, &["expert.preset=oft"]).expect_err("the default has a state").to_string();
+    assert!(error.contains("data.state: is read") && error.contains("`data.state: none`"), "{error}");
 }
 
 #[test]
