@@ -269,6 +269,16 @@ mod tests {
     }
 
     #[test]
+    fn a_place_in_a_later_generation_ends_the_one_before_it() {
+        let mut standing = entered(1);
+        assert!(standing.told(Notice::Assign(assignment(2))));
+        assert!(matches!(standing.alive(), Err(LinkError::Aborted(_))));
+        standing.enter();
+        assert_eq!(standing.alive(), Ok(()));
+        assert!(!Standing::default().told(Notice::Assign(assignment(2))), "it was in none");
+    }
+
+    #[test]
     fn a_lease_that_comes_before_its_place_is_kept() {
         let mut standing = entered(1);
         standing.told(lease(2, 7..39));
