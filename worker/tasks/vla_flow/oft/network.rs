@@ -18,7 +18,7 @@ use coxswain_nn::{
     dense::{Dense, DenseShape},
     kernels::{RowOps, Tape},
     params::{GradientSums, Init, ParamId, ParamScope, TrainableLayout, Trainables},
-    recompute::segment::{Input, Recorded, Segment},
+    recompute::segment::{Input, RecordedSegment, Segment},
 };
 
 use crate::vla_flow::expert::{Learning, Registrar};
@@ -50,7 +50,7 @@ pub struct OftHead {
 
 /// What a forward pass kept.
 pub struct OftTrace<'a, B: Tape<Base = B>> {
-    recorded: Recorded<'a, B>,
+    recorded: RecordedSegment<'a, B>,
     /// Samples, and tokens of each.
     rows: [usize; 2],
     horizon: usize,
@@ -80,7 +80,7 @@ impl OftHead {
     ) -> (Tensor<B, 2>, OftTrace<'a, B>) {
         let rows = [batch, hidden.value.dims()[0] / batch];
         let states = Input { value: self.states(hidden.value, batch), tracked: hidden.tracked };
-        let recorded = Recorded::run(self, trainables, vec![states]);
+        let recorded = RecordedSegment::run(self, trainables, vec![states]);
         (recorded.output(), OftTrace { recorded, rows, horizon: self.horizon })
     }
 

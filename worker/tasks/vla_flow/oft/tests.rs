@@ -29,6 +29,15 @@ const VALUES: f64 = 1e-5;
 const GRADIENTS: f64 = 1e-3;
 const TASKS: [&str; 2] = ["open the drawer", "push the red button, then wait."];
 
+/// The head's layers, in the order of their phases.
+const LAYERS: [&str; 4] = ["in", "blocks.0", "blocks.1", "out"];
+
+/// A matrix that the fixture's script has in place of a random one.
+fn wave(rows: usize, columns: usize, phase: usize) -> Vec<f32> {
+    let value = |at: usize| 0.37 * ((at / columns + 1) * (at % columns + 1)) as f64 + phase as f64;
+    (0..rows * columns).map(|at| value(at).sin() as f32).collect()
+}
+
 /// A fixture: its tensors, flat, and its sizes.
 struct GoldenOft {
     tensors: HashMap<String, Vec<f32>>,
@@ -56,8 +65,14 @@ impl GoldenOft {
 
     fn values(&self, layout: &TrainableLayout, values: &mut [f32]) {
         for param in layout.params() {
-            if let Some(given) = self.tensors.get(&format!("param.{}", param.name)) {
-                values[param.range()].copy_from_slice(given);
+            let matrix = LAYERS.iter().position(|layer| param.name == format!("expert.{layer}.fc.weight"));
+            let values = &mut values[param.range()];
+            if let Some(phase) = matrix {
+                let scale = (param.shape[1] as f64).sqrt() as f32;
+                values.copy_from_slice(&wave(param.shape[0], param.shape[1], phase));
+                values.iter_mut().for_each(|value| *value /= scale);
+            } else if let Some(given) = self.tensors.get(&format!("param.{}", param.name)) {
+                values.copy_from_slice(given);
             }
         }
     }
@@ -147,7 +162,7 @@ fn with_action_token() -> tempfile::TempDir {
 /// The prompts of the fixture's tasks, side by side, as this policy sees them.
 fn golden_batch(golden: &GoldenOft, prompts: &OftPrompts) -> MicroBatch {
     let grid = [1, 4, 6];
-    let pixels = golden.tensors["in.pixels"].chunks_exact(24 * 1176);
+    let pixels = wave(2 * 24, 1176, LAYERS.len());
     let actions = golden.tensors["in.actions"].chunks_exact(DIMS.horizon * DIMS.action);
     let sample = |(index, (pixels, actions)): (usize, (&[f32], &[f32]))| Sample {
         index: index as u64,
@@ -160,7 +175,7 @@ fn golden_batch(golden: &GoldenOft, prompts: &OftPrompts) -> MicroBatch {
         action_is_pad: vec![false; DIMS.horizon],
         ..Sample::default()
     };
-    let samples: Vec<_> = pixels.zip(actions).enumerate().map(sample).collect();
+    let samples: Vec<_> = pixels.chunks_exact(24 * 1176).zip(actions).enumerate().map(sample).collect();
     collate(Step(1), &samples, 0)
 }
 
@@ -197,7 +212,7 @@ fn a_policy_is_starvlas_in_prompts_actions_loss_and_gradients() {
     let named = |param: &ParamSpec| format!("grad.{}", param.name);
     let there = layout.params().iter().filter(|param| golden.tensors.contains_key(&named(param)));
     let held = there.map(|param| golden.holds(&named(param), &mean[param.range()], GRADIENTS)).count();
-    assert_eq!(held, 8, "gain, bias, weight and bias of the first layer and of the last");
+    assert_eq!(held, 13, "gains and biases of all four layers, and the last one's matrix");
     golden.holds("grad.q", of("layers.0.self_attn.q_proj.weight"), GRADIENTS);
     let (table, token) = (of("embed_tokens.weight"), golden.size("token"));
     golden.holds("grad.embed.action", &table[token * 128..][..128], GRADIENTS);
