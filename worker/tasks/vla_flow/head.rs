@@ -24,7 +24,7 @@ pub enum ActionHead {
     /// A flow-matching expert.
     Flow(Box<ActionExpert>),
     /// An MLP on action tokens.
-    Oft(OftHead),
+    Oft(Box<OftHead>),
 }
 
 impl HeadShape {
@@ -41,7 +41,7 @@ impl HeadShape {
     pub fn register(self, layout: &mut TrainableLayout, learning: Learning<'_>) -> ActionHead {
         match self {
             Self::Flow(shape) => ActionHead::Flow(Box::new(ActionExpert::register(layout, shape, learning))),
-            Self::Oft(shape) => ActionHead::Oft(OftHead::register(layout, shape, learning)),
+            Self::Oft(shape) => ActionHead::Oft(Box::new(OftHead::register(layout, shape, learning))),
         }
     }
 }

@@ -199,7 +199,7 @@ fn a_head_on_action_tokens_answers_from_what_a_run_has_left_and_takes_no_noise()
     assert!(reader.describe()["optional"].get("noise").is_none());
     let mut noisy = observation(0);
     noisy.insert("noise".into(), Value::numbers(vec![4, 2], vec![0.0; 8]));
-    let refused = reader.read(&noisy).err().expect("it draws none");
+    let refused = reader.read(&noisy).expect_err("it draws none");
     assert!(refused.problem.contains("leave it out"), "{}", refused.problem);
 }
 
