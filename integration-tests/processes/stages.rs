@@ -259,7 +259,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
     for command in ["eval", "export"] {
         let refused = |place: &Path, told: &str| {
             let output_dir = run.display().to_string();
-            let (status, printed) = Running::start(&[command, &output_dir, &path(place)]).finish();
+            let (status, printed) = CoxProcess::start(&[command, &output_dir, &path(place)]).finish();
             assert!(status.code() == Some(3) && printed.contains(told), "{command}: {printed}");
         };
         refused(&moved, "every node must see the same");
