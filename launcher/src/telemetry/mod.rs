@@ -70,8 +70,8 @@ fn filter(text: &str) -> Result<String, String> {
 /// A filter without its parts that name no level (`MODULE=`), and those parts: one that is nothing else would
 /// silence the log.
 fn understood(filter: &str) -> (String, Vec<&str>) {
-    let (odd, said): (Vec<_>, Vec<_>) = filter.split(',').partition(|part| part.trim().ends_with('='));
-    (if said.is_empty() { "info".to_owned() } else { said.join(",") }, odd)
+    let (odd, known): (Vec<_>, Vec<_>) = filter.split(',').partition(|part| part.trim().ends_with('='));
+    (if known.is_empty() { "info".to_owned() } else { known.join(",") }, odd)
 }
 
 /// Crates that log much that is of no use here, unless a filter names them: burn's autotuner tells every
