@@ -139,8 +139,8 @@ pub trait Task: Send + Sync {
 
 /// A task on one kind of device.
 pub trait TaskOn<B: Tape<Base = B>>: Task {
-    /// Reads the model and registers everything that trains, for this data. Where first values are only drawn,
-    /// `initial` may be empty: they may be many, and not every caller uses them.
+    /// Reads the model and registers everything that trains, for this data. Where first values are only
+    /// drawn, `initial` may be empty: they may be many, and not every caller uses them.
     fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Assembly<B>, TaskError>;
 
     /// The same with all first values.
