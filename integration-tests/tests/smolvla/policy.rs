@@ -19,10 +19,11 @@ use coxswain_nn::{
     params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_policies::{
+    Draws, Observed, PolicyFiles, Training,
     directory::PolicyDirectory,
+    images::{Alignment, Planes, letterbox, patches},
     smolvla::{
-        Draws, Observed, PolicyFiles, RULES, SmolVla, SmolVlaConfig, Training,
-        images::{Planes, letterbox, patches},
+        RULES, SmolVla, SmolVlaConfig,
         tuning::{TuningSettings, tuned},
     },
 };
@@ -107,7 +108,7 @@ impl Tuned {
                 let (shape, bytes) = &given[camera];
                 let (size, each) = ([shape[2], shape[3]], 3 * shape[2] * shape[3]);
                 let values: Vec<f32> = bytes[row * each..][..each].iter().map(|byte| byte / 255.0).collect();
-                let square = letterbox(Planes { values: &values, size }, outline.image_side);
+                let square = letterbox(Planes { values: &values, size }, outline.image_side, Alignment::End);
                 pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
                 ids.resize(ids.len() + outline.image_tokens(), outline.image_token);
             }

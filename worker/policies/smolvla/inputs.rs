@@ -16,7 +16,7 @@ use coxswain_models::{
     vision_language::{PromptEncoder, PromptForm},
 };
 
-use super::images::{Planes, letterbox, patches};
+use crate::images::{Alignment, Planes, letterbox, patches};
 
 /// Pictures to patches.
 #[derive(Clone, Debug)]
@@ -72,7 +72,8 @@ impl ImageProcessor for SmolVlaImages {
         };
         let values: Vec<f32> = (0..3).flat_map(channel).collect();
         debug_assert_eq!(values.len(), 3 * pixels);
-        let square = letterbox(Planes { values: &values, size: [image.height, image.width] }, self.side);
+        let picture = Planes { values: &values, size: [image.height, image.width] };
+        let square = letterbox(picture, self.side, Alignment::End);
         ImageInput { pixel_values: patches(&square, self.side, self.patches.patch), shape }
     }
 

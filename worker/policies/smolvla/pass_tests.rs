@@ -14,8 +14,8 @@ use coxswain_nn::{
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use super::*;
-use crate::directory::PolicyDirectory;
+use super::run_pass;
+use crate::{PassJob, PolicyFiles, directory::PolicyDirectory};
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
 

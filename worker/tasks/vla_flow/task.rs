@@ -25,8 +25,10 @@ use coxswain_nn::{
     params::Group,
 };
 use coxswain_policies::{
-    directory::is_policy,
-    smolvla::{PassJob, PolicyFiles, RULES, run_pass},
+    PassJob, PolicyFiles,
+    directory::{PI05, PolicyDirectory, is_policy},
+    pi05,
+    smolvla::{RULES, run_pass},
 };
 use coxswain_proto::{
     config::TaskSchema,
@@ -238,6 +240,13 @@ fn forward_policy<B: Tape<Base = B>>(
     if adapter.is_some() {
         let problem = "a policy of LeRobot's, whose pass takes no adapter; merge it into the policy";
         return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
+    }
+    let directory = PolicyDirectory::open(model).map_err(TaskError::bad_input)?;
+    if directory.kind() == PI05 {
+        let backbone = pi05::backbone(&directory, backbone).map_err(TaskError::bad_input)?;
+        let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype };
+        let job = PassJob { files, inputs, out, gradients };
+        return pi05::run_pass(job, models, device).map_err(TaskError::bad_input);
     }
     let base = PolicyBase::open(model, backbone, models).map_err(TaskError::bad_input)?;
     let files = PolicyFiles { directory: &base.directory, backbone: &base.backbone, dtype };

@@ -13,7 +13,10 @@ use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{Draws, Observed, PolicyFiles, RULES, SmolVla, Training};
+use coxswain_policies::{
+    Draws, Observed, PolicyFiles, Training,
+    smolvla::{RULES, SmolVla},
+};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 

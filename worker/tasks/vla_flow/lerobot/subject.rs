@@ -12,7 +12,10 @@ use coxswain_nn::{
     kernels::sizes::{Sizes, SizesDevice},
     params::{Group, ParamSpec, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{PolicyFiles, RULES, SmolVla};
+use coxswain_policies::{
+    PolicyFiles,
+    smolvla::{RULES, SmolVla},
+};
 use coxswain_proto::{
     human,
     ids::Step,

@@ -1,5 +1,4 @@
-//! Pictures as SmolVLA sees them: scaled to fit a square, black at the left and at the top, `[-1, 1]`,
-//! cut into patches.
+//! Pictures as policies see them: scaled to fit a square, black beside them, `[-1, 1]`, cut into patches.
 //!
 //! The filter is PyTorch's bilinear one without antialiasing (`align_corners=False`), on values in `[0,
 //! 1]`; sizes are rounded down. Lengths are `[height, width]`.
@@ -13,8 +12,17 @@ pub struct Planes<'p> {
     pub size: [usize; 2],
 }
 
+/// Where a picture lies in its square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alignment {
+    /// At the right and at the bottom: SmolVLA's.
+    End,
+    /// In the middle, of an odd rest the larger part behind it: openpi's.
+    Centre,
+}
+
 /// The picture in a square of this side, `[3, side, side]` in `[-1, 1]`.
-pub fn letterbox(picture: Planes<'_>, side: usize) -> Vec<f32> {
+pub fn letterbox(picture: Planes<'_>, side: usize, alignment: Alignment) -> Vec<f32> {
     let [height, width] = picture.size;
     if [height, width] == [side, side] {
         return picture.values.iter().map(|value| value * 2.0 - 1.0).collect();
@@ -23,16 +31,20 @@ pub fn letterbox(picture: Planes<'_>, side: usize) -> Vec<f32> {
     let fitted = |length: usize| ((length as f64 / ratio) as usize).clamp(1, side);
     let [rows, columns] = [fitted(height), fitted(width)];
     let (vertical, horizontal) = (taps(height, rows), taps(width, columns));
+    let [above, left] = [rows, columns].map(|length| match alignment {
+        Alignment::End => side - length,
+        Alignment::Centre => (side - length) / 2,
+    });
     // Black, which is -1.
     let mut out = vec![-1.0; 3 * side * side];
     for channel in 0..3 {
         let plane = &picture.values[channel * height * width..][..height * width];
-        for (y, &[(above, over), (below, under)]) in vertical.iter().enumerate() {
-            let row = (channel * side + side - rows + y) * side + side - columns;
-            for (x, &[(left, before), (right, after)]) in horizontal.iter().enumerate() {
+        for (y, &[(upper, over), (lower, under)]) in vertical.iter().enumerate() {
+            let row = (channel * side + above + y) * side + left;
+            for (x, &[(first, before), (second, after)]) in horizontal.iter().enumerate() {
                 let at = |y: usize, x: usize| plane[y * width + x];
-                let top = before * at(above, left) + after * at(above, right);
-                let bottom = before * at(below, left) + after * at(below, right);
+                let top = before * at(upper, first) + after * at(upper, second);
+                let bottom = before * at(lower, first) + after * at(lower, second);
                 out[row + x] = (over * top + under * bottom) * 2.0 - 1.0;
             }
         }

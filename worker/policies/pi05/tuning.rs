@@ -1,0 +1,46 @@
+//! What of pi0.5 trains: by default the expert and the projections. LeRobot's own default is everything,
+//! unless config.json says `train_expert_only`.
+
+use coxswain_models::{
+    joint::{JointOutline, outline::NamedShape},
+    pretrained::{adapters::Tuned, error::ModelError, rules::Place},
+};
+use coxswain_nn::lora::LoraError;
+
+use super::{
+    config::Pi05Config,
+    names::{RULES, connector, is_reached},
+};
+use crate::tuning::{TrainableParts, TuningSettings, modules_of};
+
+/// What LeRobot's own training with PEFT adapts where it is not told, of what pi0.5 has.
+const TARGETS: &str =
+    r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj|model\.(action_in_proj|action_out_proj))";
+/// What trains by default, as patterns of `model.train`.
+const OWN: [&str; 2] = [r"gemma_expert\.model", r"model\.(action_(in|out)_proj|time_mlp_(in|out))"];
+
+/// What trains of such a policy beside such a vision-language model.
+pub(super) fn tuned(
+    config: &Pi05Config,
+    vlm: &JointOutline,
+    asked: TuningSettings<'_>,
+) -> Result<Tuned, ModelError> {
+    let own = config.own_tensors(vlm);
+    let parts = TrainableParts {
+        modules: modules_of(&vlm.tensors.iter().chain(&own).collect::<Vec<&NamedShape>>()),
+        rules: RULES,
+        default: OWN.map(str::to_owned).into(),
+        targets: TARGETS,
+        connector: connector(),
+        reached: &|name| is_reached(name, vlm.layers),
+    };
+    let tuned = parts.tuned(asked)?;
+    let is_table = |name: &&str| (RULES.place)(&format!("{name}.weight")) == Place::Table;
+    match tuned.full.iter().find(is_table) {
+        None => Ok(tuned),
+        Some(name) => {
+            let problem = format!("matches `{name}`, which does not train here; leave it out");
+            Err(LoraError::Setting { field: "model.train".into(), problem }.into())
+        }
+    }
+}
