@@ -3,6 +3,8 @@
 //! The filter is PyTorch's bilinear one without antialiasing (`align_corners=False`), on values in `[0,
 //! 1]`; sizes are rounded down. Lengths are `[height, width]`.
 
+use coxswain_models::pretrained::pictures::{ImageInput, ImageProcessor, ImageShape, PatchShape, Rgb};
+
 /// A picture as channels of rows, `[3, height, width]`, in `[0, 1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Planes<'p> {
@@ -76,4 +78,87 @@ pub fn patches(square: &[f32], side: usize, patch: usize) -> Vec<f32> {
         }
     }
     out
+}
+
+/// Pictures to patches.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyImages {
+    /// Whose they are.
+    pub policy: &'static str,
+    /// Side of the square, in pixels.
+    pub side: usize,
+    /// What it is cut into.
+    pub patches: PatchShape,
+    /// Where pictures lie in it.
+    pub alignment: Alignment,
+}
+
+impl PolicyImages {
+    /// Patches of a picture.
+    pub fn seen(&self, picture: Planes<'_>) -> Vec<f32> {
+        let square = letterbox(picture, self.side, self.alignment);
+        patches(&square, self.side, self.patches.patch)
+    }
+
+    /// How many, along each side.
+    pub fn square(&self) -> ImageShape {
+        let count = (self.side / self.patches.patch) as u32;
+        [1, count, count]
+    }
+}
+
+impl ImageProcessor for PolicyImages {
+    fn patches(&self) -> PatchShape {
+        self.patches
+    }
+
+    fn pixel_bounds(&self) -> [usize; 2] {
+        [self.side * self.side; 2]
+    }
+
+    fn describe(&self) -> String {
+        let Self { policy, side, patches, alignment } = self;
+        let black = match alignment {
+            Alignment::End => "left and top",
+            Alignment::Centre => "around it",
+        };
+        format!("{policy}: letterbox {side}x{side}, bilinear, black {black}, patches of {}", patches.patch)
+    }
+
+    fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String> {
+        if height * width == 0 {
+            return Err(format!("an image of {height}x{width} pixels"));
+        }
+        Ok(self.square())
+    }
+
+    fn process(&self, image: Rgb) -> Result<ImageInput, String> {
+        let shape = self.shape(image.height, image.width)?;
+        Ok(self.process_to(image, shape))
+    }
+
+    fn process_to(&self, image: Rgb, shape: ImageShape) -> ImageInput {
+        let pixels = image.height * image.width;
+        let channel = |channel: usize| {
+            image.pixels.iter().skip(channel).step_by(3).map(|byte| f32::from(*byte) / 255.0)
+        };
+        let values: Vec<f32> = (0..3).flat_map(channel).collect();
+        debug_assert_eq!(values.len(), 3 * pixels);
+        let picture = Planes { values: &values, size: [image.height, image.width] };
+        ImageInput { pixel_values: self.seen(picture), shape }
+    }
+
+    fn picture(&self, pixel_values: &[f32], _shape: ImageShape) -> Rgb {
+        let (side, patch) = (self.side, self.patches.patch);
+        let mut pixels = vec![0; 3 * side * side];
+        for (number, values) in pixel_values.chunks_exact(self.patches.columns()).enumerate() {
+            let (row, column) = (number / (side / patch) * patch, number % (side / patch) * patch);
+            for (at, value) in values.iter().enumerate() {
+                let (channel, y, x) = (at / (patch * patch), row + at / patch % patch, column + at % patch);
+                pixels[(y * side + x) * 3 + channel] =
+                    ((value + 1.0) * 127.5).round().clamp(0.0, 255.0) as u8;
+            }
+        }
+        Rgb { height: side, width: side, pixels }
+    }
 }

@@ -9,6 +9,7 @@
 //! export      the directory, written with what was trained
 //! backbone    where configuration and tokenizer of the model are that a policy names by its hub name
 //! groups      what trains, by name; tuning: what a run asks for, resolved
+//! kind        the kinds of policies, and what each answers of its own
 //! policy      a policy on a device; batch: what it is given; source: where its own weights come from
 //! images      letterbox, to patches
 //! prefix      images and prompt through the language model: keys and values of each layer
@@ -30,6 +31,7 @@ mod features;
 mod groups;
 pub mod images;
 mod kept;
+mod kind;
 mod normalizer;
 mod pass;
 mod pass_files;
@@ -46,6 +48,7 @@ mod tuning;
 pub use self::{
     batch::{Draws, Observed, Training},
     groups::EXPERT,
-    pass::PassJob,
-    policy::PolicyFiles,
+    kind::PolicyKind,
+    pass::{PassJob, run as run_pass},
+    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
 };

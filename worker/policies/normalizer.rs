@@ -8,6 +8,7 @@
 //!
 //! LeRobot's `processor/normalize_processor.py`; what lies beyond the quantiles is not clamped.
 
+use coxswain_data::NormMode;
 use coxswain_models::pretrained::error::ModelError;
 
 use crate::{directory::PolicyDirectory, export::PROCESSORS};
@@ -56,15 +57,11 @@ impl Normalizer {
         let wrong = |problem: String| {
             Err(ModelError::Config { path: directory.dir.join(file), field: name.into(), problem })
         };
-        let steps = directory.steps(file)?;
-        let found = steps.iter().find(|found| found.name == step);
-        let mode = found.and_then(|found| found.config.get("norm_map")?.get(kind)?.as_str());
-        let quantiles = mode == Some("QUANTILES");
+        let mode = mode_of(directory, side, kind)?;
         let keys = match mode {
-            Some("MEAN_STD") => ["mean", "std"],
-            Some("QUANTILES") => ["q01", "q99"],
-            None | Some("IDENTITY") => return Ok(None),
-            Some(other) => return wrong(format!("{other}; MEAN_STD, QUANTILES and IDENTITY are read here")),
+            NormMode::MeanStd => ["mean", "std"],
+            NormMode::Quantiles => ["q01", "q99"],
+            _ => return Ok(None),
         };
         let mut kept = directory.kept_by(file, step)?;
         if !kept.keys().any(|key| key.starts_with(&format!("{name}."))) {
@@ -80,7 +77,10 @@ impl Normalizer {
         if [first.len(), second.len()] != [width; 2] {
             return wrong(format!("statistics of {} values; config.json says {width}", first.len()));
         }
-        Ok(Some(if quantiles { Self::Quantiles([first, second]) } else { Self::MeanStd([first, second]) }))
+        Ok(Some(match mode {
+            NormMode::Quantiles => Self::Quantiles([first, second]),
+            _ => Self::MeanStd([first, second]),
+        }))
     }
 
     /// The value at this place as the policy sees it.
@@ -97,6 +97,27 @@ impl Normalizer {
             Self::MeanStd([mean, std]) => value * std[at] + mean[at],
             Self::Quantiles([low, high]) => (value + 1.0) * range(low[at], high[at]) / 2.0 + low[at],
         }
+    }
+}
+
+/// By what states or actions are normalised before a policy.
+pub(crate) fn mode(directory: &PolicyDirectory, kind: &str) -> Result<NormMode, ModelError> {
+    mode_of(directory, Side::Before, kind)
+}
+
+fn mode_of(directory: &PolicyDirectory, side: Side, kind: &str) -> Result<NormMode, ModelError> {
+    let (file, step) = (PROCESSORS[side as usize], NORMALIZERS[side as usize]);
+    let steps = directory.steps(file)?;
+    let found = steps.iter().find(|found| found.name == step);
+    match found.and_then(|found| found.config.get("norm_map")?.get(kind)?.as_str()) {
+        Some("MEAN_STD") => Ok(NormMode::MeanStd),
+        Some("QUANTILES") => Ok(NormMode::Quantiles),
+        None | Some("IDENTITY") => Ok(NormMode::Identity),
+        Some(other) => Err(ModelError::Config {
+            path: directory.dir.join(file),
+            field: format!("norm_map.{kind}"),
+            problem: format!("{other}; MEAN_STD, QUANTILES and IDENTITY are read here"),
+        }),
     }
 }
 

@@ -4,28 +4,32 @@ use std::{ops::Range, path::Path, sync::Arc};
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
-    joint::JointOutline,
+    Shelf,
     pretrained::{
+        checkpoint::CheckpointDir,
         error::ModelError,
-        pictures::ImageShape,
         prompts::{Prompts, Rows},
     },
+    vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::{
     kernels::{
         Tape,
         flat::{Flat, FlatOn},
+        pool,
     },
-    params::{FlatGrads, Trainables},
+    params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::Recompute;
 
 use crate::{
     batch::{Draws, Observed, Training},
-    images::{Alignment, Planes, letterbox, patches},
+    images::{Planes, PolicyImages},
+    kind::PolicyKind,
     normalizer::{NormalizedFeature, Normalizer, Side},
     pass_files::{PassInputs, PassResults},
     policy::{Policy, PolicyFiles, PolicySizes},
+    tuning::TuningSettings,
 };
 
 /// Features, by name and type.
@@ -45,24 +49,18 @@ pub struct PassJob<'j> {
     pub gradients: bool,
 }
 
-/// What turns a row of a pass into the ids of its prompt: the task, the normalised state, and the images
-/// that are shown.
-pub(crate) type Encoder<'e> = &'e dyn Fn(&str, &[f32], &[ImageShape]) -> Result<Vec<u32>, String>;
-
 /// A policy that a pass goes through.
 pub(crate) struct PassPolicy<'p, B: Tape<Base = B>> {
     /// The policy.
     pub policy: &'p dyn Policy<B>,
     /// What of it trains.
     pub trainables: &'p Trainables<B>,
-    /// Its vision-language model.
-    pub outline: JointOutline,
-    /// Where its pictures lie in their squares.
-    pub alignment: Alignment,
-    /// Tasks to ids.
-    pub encode: Encoder<'p>,
-    /// Fills the end of a row.
-    pub pad: u32,
+    /// The id that stands for a token of an image.
+    pub image: u32,
+    /// Pictures to its input.
+    pub images: PolicyImages,
+    /// Tasks and states to ids.
+    pub prompts: &'p dyn PromptEncoder,
     /// What the pass keeps for its gradients.
     pub recompute: Recompute,
     /// Where it is.
@@ -70,7 +68,36 @@ pub(crate) struct PassPolicy<'p, B: Tape<Base = B>> {
 }
 
 /// Samples from the noise; with recorded actions also the loss at the given times.
-pub(crate) fn run<B: Tape<Base = B>>(
+pub fn run<B: Tape<Base = B>>(
+    job: PassJob<'_>,
+    models: Shelf<B>,
+    device: &B::Device,
+) -> Result<(), ModelError> {
+    pool::join();
+    let inputs = &PassInputs::read(job.inputs)?;
+    let PolicyFiles { directory, backbone, dtype } = job.files;
+    let kind = PolicyKind::of(directory)?;
+    let outline = kind.outline(directory, backbone, models)?;
+    let tuned = kind.tuned(directory, &outline, TuningSettings::default())?;
+    let mut layout = TrainableLayout::default();
+    let policy = &*kind.load(job.files, &tuned, models, &mut layout, device)?;
+    let checkpoint = CheckpointDir { path: &directory.dir, rules: kind.rules() };
+    let initial = tuned.initial_values::<B>(0, &layout, checkpoint, dtype)?;
+    let form = PromptForm { template: "{task}", images: 0, max_text_tokens: None };
+    let of = PassPolicy {
+        policy,
+        trainables: &Trainables::new(layout, initial, device),
+        image: outline.image_token,
+        images: kind.images(&outline),
+        prompts: &*kind.prompts(backbone, &outline, &form)?,
+        recompute: Recompute::None,
+        device,
+    };
+    run_through(job, inputs, of)
+}
+
+/// The same through a policy that is there.
+pub(crate) fn run_through<B: Tape<Base = B>>(
     job: PassJob<'_>,
     inputs: &PassInputs,
     of: PassPolicy<'_, B>,
@@ -115,7 +142,7 @@ impl ModelInputs {
 
 impl<B: Tape<Base = B>> Pass<'_, B> {
     fn batch(&self) -> Result<ModelInputs, ModelError> {
-        let Self { inputs, sizes: config, of: PassPolicy { outline, alignment, encode, pad, .. }, .. } = self;
+        let Self { inputs, sizes: config, of: PassPolicy { image, images, prompts, .. }, .. } = self;
         let of_states = inputs.rows_of("observation.state", &[config.state])?;
         let states = self.normalized(STATE, of_states)?;
         let cameras: Vec<_> = config.cameras.iter().filter(|camera| inputs.has(camera)).collect();
@@ -123,8 +150,6 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             let names = config.cameras.join(", ");
             return Err(inputs.wrong("observation.images", format!("none of the policy's: {names}")));
         }
-        let side = (outline.image_side / outline.patches.patch) as u32;
-        let shape: ImageShape = [1, side, side];
         let (mut rows, mut pixels) = (Vec::new(), Vec::new());
         for (row, task) in inputs.tasks.iter().enumerate() {
             let mut shown = Vec::new();
@@ -136,21 +161,21 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
                 let (size, values) = inputs.images(camera)?;
                 let each = 3 * size[0] * size[1];
                 let picture = Planes { values: &values[row * each..][..each], size };
-                let square = letterbox(picture, outline.image_side, *alignment);
-                pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
-                shown.push(shape);
+                pixels.push(Arc::new(images.seen(picture)));
+                shown.push(images.square());
             }
             let state = &states[row * config.state..][..config.state];
-            rows.push(encode(task, state, &shown).map_err(|problem| inputs.wrong("tasks", problem))?);
+            let ids = prompts.encode_observed(task, state, &shown);
+            rows.push(ids.map_err(|problem| inputs.wrong("tasks", problem))?);
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let valid = rows.iter().map(|row| 0..row.len() as u32).collect();
         let ids = rows.into_iter().flat_map(|mut row| {
-            row.resize(longest, *pad);
+            row.resize(longest, prompts.pad());
             row
         });
         let state = widened(&states, config.state, config.padded[0]);
-        Ok(ModelInputs { ids: ids.collect(), valid, pixels, image: outline.image_token, state })
+        Ok(ModelInputs { ids: ids.collect(), valid, pixels, image: *image, state })
     }
 
     fn normalizer(&self, side: Side, [name, kind]: [&str; 2]) -> Result<Option<Normalizer>, ModelError> {

@@ -65,6 +65,16 @@ pub trait Policy<B: Tape<Base = B>> {
         draws: Draws<'_>,
     ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError>;
 
+    /// Values of a token's feature.
+    fn feature_width(&self) -> usize;
+
+    /// Features of a micro-batch's images, `[tokens, d]`, as [`Observed`] has them.
+    fn image_features(
+        &self,
+        trainables: &Trainables<B>,
+        observed: Observed<'_>,
+    ) -> Result<Tensor<B, 2>, TokenError>;
+
     /// What predicts velocities for sampling: the prefix is run here, once.
     fn sampler<'a>(
         &'a self,

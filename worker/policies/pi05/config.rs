@@ -3,7 +3,7 @@
 //!
 //! Keys whose other values LeRobot has and this project has not are refused by name.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coxswain_models::{
     joint::{JointOutline, StreamShape, Within, outline::NamedShape},
@@ -12,15 +12,11 @@ use coxswain_models::{
 
 use super::names::{EXPERT_AT, EXPERT_HEAD, OF_VLM, RULES};
 use crate::{
-    backbone::{self, NamedIn},
-    directory::PolicyDirectory,
-    features::PolicyFeatures,
-    policy::PolicySizes,
-    processors::ReadProcessors,
+    directory::PolicyDirectory, features::PolicyFeatures, policy::PolicySizes, processors::ReadProcessors,
 };
 
 /// Where tokenizer and configuration of its model are, on the hub. Access has to be asked for there.
-const PALIGEMMA: &str = "google/paligemma-3b-pt-224";
+pub const PALIGEMMA: &str = "google/paligemma-3b-pt-224";
 /// openpi's variants of Gemma as experts: width, and width of the MLP.
 const VARIANTS: [(&str, ExpertSizes); 2] = [
     ("gemma_300m", ExpertSizes { width: 1024, inner: 4096 }),
@@ -52,7 +48,7 @@ const READ: ReadProcessors = ReadProcessors {
 
 /// A pi0.5 policy's configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Pi05Config {
+pub struct Pi05Config {
     features: PolicyFeatures,
     /// Side of images.
     pub image: usize,
@@ -148,14 +144,6 @@ impl Pi05Config {
             ("model.time_mlp_out", [e, e]),
         ]
     }
-}
-
-/// The directory of PaliGemma: given, or in Hugging Face's cache.
-pub fn backbone(directory: &PolicyDirectory, given: Option<&Path>) -> Result<PathBuf, ModelError> {
-    backbone::find(
-        given,
-        NamedIn { path: &directory.path, field: "paligemma_variant", repository: PALIGEMMA },
-    )
 }
 
 /// Keys of which one value alone is read.

@@ -19,15 +19,12 @@
 //! ```text
 //! config    config.json, checked; the table of published sizes; every tensor's name and shape
 //! names     what these names mean
-//! inputs    the prompt with the state in it, to ids
+//! inputs    pictures, and the prompt with the state in it, as the data pipeline asks for them
 //! tuning    what of it trains
 //! ends      projections, the time, and the norms that are told it
 //! layer     actions through one layer
 //! network   all of it: load, forward, backward, sampling
-//! pass      one pass from file to file
 //! ```
-//!
-//! Not here yet: training in a run, and what needs it. `cox model forward` alone reads such a policy.
 
 mod config;
 mod ends;
@@ -35,9 +32,13 @@ mod inputs;
 mod layer;
 mod names;
 mod network;
-mod pass;
 #[cfg(test)]
 mod tests;
-mod tuning;
+pub mod tuning;
 
-pub use self::{config::backbone, pass::run as run_pass};
+pub use self::{
+    config::{PALIGEMMA, Pi05Config},
+    inputs::{Pi05Prompts, images, told_tokens},
+    names::{RULES, connector},
+    network::Pi05,
+};

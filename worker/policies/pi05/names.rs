@@ -13,7 +13,7 @@ pub(super) const EXPERT_AT: &str = "model.paligemma_with_expert.gemma_expert.mod
 pub(super) const EXPERT_HEAD: &str = "model.paligemma_with_expert.gemma_expert.lm_head";
 
 /// The rules by which shared code reads the file.
-pub(super) const RULES: Rules =
+pub const RULES: Rules =
     Rules { canonical, place, packs: |module| module.contains(".language_model.layers.") };
 
 fn canonical(name: &str) -> String {
@@ -48,6 +48,6 @@ pub(super) fn is_reached(name: &str, layers: usize) -> bool {
 }
 
 /// The one linear behind the tower.
-pub(super) fn connector() -> String {
+pub fn connector() -> String {
     format!("{OF_VLM}model.multi_modal_projector.linear")
 }

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
-pub(super) struct Pi05<B: Tape<Base = B>> {
+pub struct Pi05<B: Tape<Base = B>> {
     config: Pi05Config,
     vlm: Box<dyn JointModel<B>>,
     expert: Vec<ExpertLayer<B>>,
@@ -214,6 +214,18 @@ impl<B: Tape<Base = B>> Policy<B> for Pi05<B> {
         let trace = Trace { pass, prefix, suffix, time, actions, layers, velocity };
         let predicted = trace.velocity.output();
         Ok((predicted, Box::new(move |dv_nc, grads| self.backward(trainables, trace, dv_nc, grads))))
+    }
+
+    fn feature_width(&self) -> usize {
+        self.vlm.outline().layer.width
+    }
+
+    fn image_features(
+        &self,
+        trainables: &Trainables<B>,
+        observed: Observed<'_>,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        self.prefix(trainables, observed, None).image_features()
     }
 
     fn sampler<'a>(

@@ -12,6 +12,7 @@ use coxswain_models::{
     families::shelf,
     joint::JointOutline,
     pretrained::{adapters::Tuned, checkpoint::CheckpointDir},
+    vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -23,17 +24,12 @@ use coxswain_proto::run_spec::Recompute;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 
-use super::{
-    config::Pi05Config, inputs::Pi05Prompts, names::RULES, network::Pi05, pass::outline, run_pass,
-    tuning::tuned,
-};
+use super::{tuning::tuned, *};
 use crate::{
-    PassJob, PolicyFiles,
+    PassJob, PolicyFiles, PolicyKind,
     directory::PolicyDirectory,
-    images::Alignment,
     pass::{self, PassPolicy},
     pass_files::PassInputs,
-    smolvla::SmolVlaConfig,
     tuning::TuningSettings,
 };
 
@@ -47,6 +43,7 @@ const ADAPTED: &str = concat!(
     r".*(language_model|gemma_expert\.model)\..*(proj|dense)|.*multi_modal_projector\.linear|",
     r"model\.(action_in_proj|action_out_proj|time_mlp_in|time_mlp_out)"
 );
+const FORM: PromptForm<'_> = PromptForm { template: "{task}", images: 0, max_text_tokens: None };
 const TAKEN: [&str; 7] = [
     "observation.images.camera1",
     "observation.images.camera2",
@@ -102,8 +99,8 @@ impl Case {
         let (directory, backbone) =
             (PolicyDirectory::open(dir).expect("it is read"), Path::new(AT).join("paligemma"));
         let config = Pi05Config::of(&directory).expect("it is read");
-        let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype: FrozenDtype::Float32 };
-        let outline = outline(files, &config, shelf::<Flex>()).expect("it is read");
+        let kind = PolicyKind::Pi05(config.clone());
+        let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
         let tuned = tuned(&config, &outline, asked).expect("it means something");
         Self { directory, backbone, config, outline, tuned, recompute: Recompute::None }
     }
@@ -124,19 +121,18 @@ impl Case {
         let params = layout.params().to_vec();
         let mut trainables = Trainables::new(layout, values.expect("they are there"), &device);
         set(&mut trainables);
-        let prompts = Pi05Prompts::open(&self.backbone, &self.outline, 200).expect("it is read");
+        let prompts = Pi05Prompts::open(&self.backbone, &self.outline, 200, &FORM).expect("it is read");
         let of = PassPolicy {
             policy: &policy,
             trainables: &trainables,
-            outline: self.outline.clone(),
-            alignment: Alignment::Centre,
-            encode: &|task, state, shown| prompts.encode(task, state, shown.len()),
-            pad: 0,
+            image: self.outline.image_token,
+            images: images(&self.outline),
+            prompts: &prompts,
             recompute: self.recompute,
             device: &device,
         };
         let job = PassJob { files: self.files(), inputs: &inputs, out: &out, gradients: true };
-        pass::run(job, &PassInputs::read(&inputs).expect("just written"), of).expect("it runs");
+        pass::run_through(job, &PassInputs::read(&inputs).expect("just written"), of).expect("it runs");
         (read(&out), params)
     }
 }
@@ -177,7 +173,7 @@ fn forward(dir: &Path, gradients: bool, without: &[&str]) -> Tensors {
     let backbone = Path::new(AT).join("paligemma");
     let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype: FrozenDtype::Float32 };
     let job = PassJob { files, inputs: &inputs, out: &out, gradients };
-    run_pass::<Flex>(job, shelf(), &Default::default()).expect("it runs");
+    pass::run::<Flex>(job, shelf(), &Default::default()).expect("it runs");
     read(&out)
 }
 
@@ -201,10 +197,10 @@ fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
 fn the_prompt_is_lerobots_id_by_id() {
     let (expected, about) = golden("expected.safetensors");
     let case = Case::of(&policy_dir(), TuningSettings::default());
-    let prompts = Pi05Prompts::open(&case.backbone, &case.outline, 200).expect("it is read");
+    let prompts = Pi05Prompts::open(&case.backbone, &case.outline, 200, &FORM).expect("it is read");
     for (row, task) in about["tasks"].as_array().expect("a list").iter().enumerate() {
         let (width, state) = (expected["tokens"].0[1], &expected["state.normalized"].1[row * 6..][..6]);
-        let ids = prompts.encode(task.as_str().expect("a text"), state, 0).expect("it fits");
+        let ids = prompts.encode_observed(task.as_str().expect("a text"), state, &[]).expect("it fits");
         let seen = expected["tokens"].1[row * width..][..width].iter();
         let seen = seen.zip(&expected["tokens.mask"].1[row * width..][..width]);
         let seen: Vec<u32> = seen.filter(|(_, seen)| **seen > 0.0).map(|(id, _)| *id as u32).collect();
@@ -327,8 +323,8 @@ fn the_published_policy_has_its_parameters() {
     });
     fs::write(dir.path().join("config.json"), paligemma.to_string()).expect("written");
     let config = Pi05Config::of(&directory).expect("it is read");
-    let files = PolicyFiles { directory: &directory, backbone: dir.path(), dtype: FrozenDtype::Float32 };
-    let outline = outline(files, &config, shelf::<Flex>()).expect("it is read");
+    let kind = PolicyKind::Pi05(config.clone());
+    let outline = kind.outline(&directory, dir.path(), shelf::<Flex>()).expect("it is read");
     let own = config.own_tensors(&outline);
     let elements: usize = own.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     assert_eq!(elements + outline.parameters(), 3_616_757_520);
@@ -354,8 +350,6 @@ fn what_is_not_read_is_refused_by_key() {
         let message = Pi05Config::of(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
-    let message = SmolVlaConfig::of(&directory).expect_err("no run begins with it").to_string();
-    assert!(message.contains("`type`") && message.contains("cox model forward"), "{message}");
     let case = Case::of(&policy_dir(), TuningSettings::default());
     for train in ["embed_tokens", "vision_tower"] {
         let asked = TuningSettings { lora: None, train: &[train.to_owned()] };

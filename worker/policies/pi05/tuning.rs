@@ -5,13 +5,13 @@ use coxswain_models::{
     joint::{JointOutline, outline::NamedShape},
     pretrained::{adapters::Tuned, error::ModelError, rules::Place},
 };
-use coxswain_nn::lora::LoraError;
+use coxswain_nn::lora::{Lora, LoraError, Module};
 
 use super::{
     config::Pi05Config,
     names::{RULES, connector, is_reached},
 };
-use crate::tuning::{TrainableParts, TuningSettings, modules_of};
+use crate::tuning::{self, TrainableParts, TuningSettings, modules_of};
 
 /// What LeRobot's own training with PEFT adapts where it is not told, of what pi0.5 has.
 const TARGETS: &str =
@@ -20,14 +20,13 @@ const TARGETS: &str =
 const OWN: [&str; 2] = [r"gemma_expert\.model", r"model\.(action_(in|out)_proj|time_mlp_(in|out))"];
 
 /// What trains of such a policy beside such a vision-language model.
-pub(super) fn tuned(
+pub fn tuned(
     config: &Pi05Config,
     vlm: &JointOutline,
     asked: TuningSettings<'_>,
 ) -> Result<Tuned, ModelError> {
-    let own = config.own_tensors(vlm);
     let parts = TrainableParts {
-        modules: modules_of(&vlm.tensors.iter().chain(&own).collect::<Vec<&NamedShape>>()),
+        modules: modules(config, vlm),
         rules: RULES,
         default: OWN.map(str::to_owned).into(),
         targets: TARGETS,
@@ -43,4 +42,15 @@ pub(super) fn tuned(
             Err(LoraError::Setting { field: "model.train".into(), problem }.into())
         }
     }
+}
+
+/// The section, with LeRobot's targets where it has none.
+pub fn with_targets(lora: &Lora) -> Lora {
+    tuning::with_targets(lora, TARGETS)
+}
+
+/// All modules of such a policy that have weights.
+pub fn modules(config: &Pi05Config, vlm: &JointOutline) -> Vec<Module> {
+    let own = config.own_tensors(vlm);
+    modules_of(&vlm.tensors.iter().chain(&own).collect::<Vec<&NamedShape>>())
 }

@@ -10,10 +10,7 @@ use serde_json::Value;
 
 use super::names::{EXPERT_AT, OF_VLM};
 use crate::{
-    directory::{PI05, PolicyDirectory},
-    features::PolicyFeatures,
-    policy::PolicySizes,
-    processors::ReadProcessors,
+    directory::PolicyDirectory, features::PolicyFeatures, policy::PolicySizes, processors::ReadProcessors,
 };
 
 /// What is done to the expert's MLP without a tensor to look at: `ffn_dim_multiplier`, in LeRobot's words.
@@ -83,10 +80,6 @@ impl SmolVlaConfig {
     /// Checks the configuration of a policy directory.
     pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
-        if directory.kind() == PI05 {
-            let problem = "\"pi05\", which `cox model forward` alone reads; runs begin with \"smolvla\"";
-            return Err(fields.error("type", problem));
-        }
         refuse_others(&fields)?;
         let PolicyFeatures { cameras, state, action, chunk, padded } = PolicyFeatures::of(directory)?;
         let number =

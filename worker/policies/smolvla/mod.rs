@@ -27,7 +27,6 @@
 //! layer     state and actions through one layer
 //! ends      projections before the first layer and behind the last
 //! network   all of it: load, forward, backward, velocity
-//! pass      one pass from file to file
 //! ```
 
 mod config;
@@ -37,7 +36,6 @@ mod layer;
 mod masks;
 mod names;
 mod network;
-mod pass;
 #[cfg(test)]
 mod pass_tests;
 #[cfg(test)]
@@ -46,8 +44,7 @@ pub mod tuning;
 
 pub use self::{
     config::SmolVlaConfig,
-    inputs::{SmolVlaImages, SmolVlaPrompts},
+    inputs::{SmolVlaPrompts, images},
     names::{RULES, connector},
     network::{SmolVla, Trace},
-    pass::run as run_pass,
 };

@@ -173,20 +173,6 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         }
     }
 
-    /// Values of a token's feature.
-    pub fn feature_width(&self) -> usize {
-        self.vlm.outline().layer.width
-    }
-
-    /// Features of a micro-batch's images, `[tokens, d]`, as [`Observed`] has them.
-    pub fn image_features(
-        &self,
-        trainables: &Trainables<B>,
-        observed: Observed<'_>,
-    ) -> Result<Tensor<B, 2>, TokenError> {
-        self.prefix(trainables, observed).image_features()
-    }
-
     /// A function that predicts velocities without a tape, for sampling: prefix and state are run here,
     /// once.
     pub fn velocity<'a>(
@@ -234,7 +220,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         trainables: &'a Trainables<B>,
         observed: Observed<'o>,
     ) -> PrefixPass<'a, 'o, B> {
-        let scale = (self.feature_width() as f32).sqrt();
+        let scale = (self.vlm.outline().layer.width as f32).sqrt();
         PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, scale, dropout: None }
     }
 
@@ -287,6 +273,18 @@ impl<B: Tape<Base = B>> Policy<B> for SmolVla<B> {
     ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError> {
         let (velocity, trace) = self.forward(trainables, training, observed, draws)?;
         Ok((velocity, Box::new(move |dv_nc, grads| self.backward(trainables, trace, dv_nc, grads))))
+    }
+
+    fn feature_width(&self) -> usize {
+        self.vlm.outline().layer.width
+    }
+
+    fn image_features(
+        &self,
+        trainables: &Trainables<B>,
+        observed: Observed<'_>,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        self.prefix(trainables, observed).image_features()
     }
 
     fn sampler<'a>(

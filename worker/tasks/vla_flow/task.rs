@@ -25,10 +25,9 @@ use coxswain_nn::{
     params::Group,
 };
 use coxswain_policies::{
-    PassJob, PolicyFiles,
-    directory::{PI05, PolicyDirectory, is_policy},
-    pi05,
-    smolvla::{RULES, run_pass},
+    PassJob, PolicyFiles, PolicyKind,
+    directory::{PolicyDirectory, is_policy},
+    run_pass,
 };
 use coxswain_proto::{
     config::TaskSchema,
@@ -165,7 +164,7 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
         pretrained::digest(spec, |dir| match is_policy(dir) {
-            true => Ok(RULES),
+            true => Ok(PolicyKind::of(&PolicyDirectory::open(dir)?)?.rules()),
             false => Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules),
         })
     }
@@ -240,13 +239,6 @@ fn forward_policy<B: Tape<Base = B>>(
     if adapter.is_some() {
         let problem = "a policy of LeRobot's, whose pass takes no adapter; merge it into the policy";
         return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
-    }
-    let directory = PolicyDirectory::open(model).map_err(TaskError::bad_input)?;
-    if directory.kind() == PI05 {
-        let backbone = pi05::backbone(&directory, backbone).map_err(TaskError::bad_input)?;
-        let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype };
-        let job = PassJob { files, inputs, out, gradients };
-        return pi05::run_pass(job, models, device).map_err(TaskError::bad_input);
     }
     let base = PolicyBase::open(model, backbone, models).map_err(TaskError::bad_input)?;
     let files = PolicyFiles { directory: &base.directory, backbone: &base.backbone, dtype };

@@ -135,7 +135,10 @@ impl Outline {
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
                 let encoder = makers.prompts(&prompt_form(&vla))?;
-                let tokens = |text: &&str| encoder.encode(text, &images).map_or(0, |ids| ids.len());
+                // Values as far out as they get, which take the most to tell.
+                let state = vec![f32::MAX; dims.state];
+                let told = |text: &&str| encoder.encode_observed(text, &state, &images);
+                let tokens = |text: &&str| told(text).map_or(0, |ids| ids.len());
                 (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
             }
             _ => {
@@ -144,7 +147,7 @@ impl Outline {
                 let longest = texts.iter().map(text).max().unwrap_or(0);
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
-                let tokens = FRAME_TOKENS + seen + kept;
+                let tokens = FRAME_TOKENS + seen + kept + makers.told_tokens(dims.state);
                 (tokens, PromptLength::Estimated)
             }
         };
