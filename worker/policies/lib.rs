@@ -51,4 +51,5 @@ pub use self::{
     kind::PolicyKind,
     pass::{PassJob, run as run_pass},
     policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    tuning::TuningSettings,
 };

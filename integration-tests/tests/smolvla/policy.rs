@@ -19,13 +19,10 @@ use coxswain_nn::{
     params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_policies::{
-    Draws, Observed, PolicyFiles, Training,
+    Draws, Observed, PolicyFiles, Training, TuningSettings,
     directory::PolicyDirectory,
     images::{Alignment, Planes, letterbox, patches},
-    smolvla::{
-        RULES, SmolVla, SmolVlaConfig,
-        tuning::{TuningSettings, tuned},
-    },
+    smolvla::{RULES, SmolVla, SmolVlaConfig, tuning::tuned},
 };
 use coxswain_proto::run_spec::Recompute;
 use safetensors::{Dtype, SafeTensors};

@@ -34,9 +34,9 @@ use coxswain_proto::run_spec::Recompute;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::{tuning::TuningSettings, *};
+use super::*;
 use crate::{
-    Draws, Observed, PolicyFiles, Training,
+    Draws, Observed, PolicyFiles, Training, TuningSettings,
     directory::{MeanStd, PolicyDirectory},
     export::{Export, PROCESSORS, Statistics, write},
     images::{Alignment, Planes, letterbox, patches},

@@ -15,8 +15,7 @@ use super::{
     config::SmolVlaConfig,
     names::{EXPERT_AT, RULES, connector, is_reached},
 };
-pub use crate::tuning::TuningSettings;
-use crate::tuning::{self, TrainableParts, modules_of};
+use crate::tuning::{self, TrainableParts, TuningSettings, modules_of};
 
 /// What LeRobot's own training with PEFT adapts where it is not told.
 const TARGETS: &str = concat!(

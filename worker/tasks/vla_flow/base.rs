@@ -24,9 +24,8 @@ use coxswain_nn::{
     lora::Module,
 };
 use coxswain_policies::{
-    PolicyKind,
+    PolicyKind, TuningSettings,
     directory::{PolicyDirectory, is_policy},
-    smolvla::tuning::TuningSettings,
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
