@@ -7,7 +7,7 @@ use coxswain_data::{DataError, NormMode};
 use coxswain_models::{
     Shelf,
     joint::JointOutline,
-    pretrained::{adapters::Tuned, error::ModelError, pictures::ImageProcessor, rules::Rules},
+    pretrained::{adapters::Tuned, error::ModelError, rules::Rules},
     vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::{

@@ -67,10 +67,10 @@ impl Normalizer {
         if !kept.keys().any(|key| key.starts_with(&format!("{name}."))) {
             return Ok(None);
         }
-        let mut of = |key: &str| kept.remove(&format!("{name}.{key}")).ok_or(key);
-        let [first, second] = match (of(keys[0]), of(keys[1])) {
-            (Ok(first), Ok(second)) => [first, second],
-            (Err(key), _) | (_, Err(key)) => {
+        let found = keys.map(|key| kept.remove(&format!("{name}.{key}")).ok_or(key));
+        let [first, second] = match found {
+            [Ok(first), Ok(second)] => [first, second],
+            [Err(key), _] | [_, Err(key)] => {
                 return wrong(format!("has statistics, and {key} is not among them; write them anew"));
             }
         };

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Where tokenizer and configuration of its model are, on the hub. Access has to be asked for there.
-pub const PALIGEMMA: &str = "google/paligemma-3b-pt-224";
+pub const PALIGEMMA: &str = concat!("google/", "paligemma-3b-pt-224");
 /// openpi's variants of Gemma as experts: width, and width of the MLP.
 const VARIANTS: [(&str, ExpertSizes); 2] = [
     ("gemma_300m", ExpertSizes { width: 1024, inner: 4096 }),

@@ -6,7 +6,7 @@ use coxswain_models::pretrained::rules::{Place, Rules};
 use crate::tuning::LanguageModelAt;
 
 /// What the names of the vision-language model's tensors begin with, before Transformers' own.
-pub(super) const OF_VLM: &str = "model.paligemma_with_expert.paligemma.";
+pub(super) const OF_VLM: &str = concat!("model.paligemma_with_expert.", "paligemma.");
 /// Where the expert is.
 pub(super) const EXPERT_AT: &str = "model.paligemma_with_expert.gemma_expert.model";
 /// Its head, which nothing reads.

@@ -233,7 +233,8 @@ fn the_language_model_and_adapters_in_both_streams_have_lerobots_gradients_in_ev
                 let stored = |param: &ParamSpec| reference.get(&format!("lora.{}", param.name));
                 if params.iter().any(|param| stored(param).is_some()) {
                     let values = params.iter().flat_map(|param| stored(param).expect("all are").1.clone());
-                    trainables.set(values.collect());
+                    let values = values.collect();
+                    trainables.set(values);
                 }
             });
             close("loss", &found["loss"].1, loss, VALUES);

@@ -35,7 +35,8 @@ pub fn tuned(
     };
     let tuned = parts.tuned(asked)?;
     let is_table = |name: &&str| (RULES.place)(&format!("{name}.weight")) == Place::Table;
-    match tuned.full.iter().find(is_table) {
+    let table = tuned.full.iter().find(is_table).map(str::to_owned);
+    match table {
         None => Ok(tuned),
         Some(name) => {
             let problem = format!("matches `{name}`, which does not train here; leave it out");

@@ -115,7 +115,7 @@ impl SmolVlaConfig {
     }
 
     /// What it says of samples.
-    pub(super) fn sizes(&self) -> PolicySizes<'_> {
+    pub(crate) fn sizes(&self) -> PolicySizes<'_> {
         PolicySizes {
             cameras: &self.cameras,
             state: self.state,

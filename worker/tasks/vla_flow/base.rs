@@ -93,6 +93,12 @@ impl PolicyBase {
         self.kind.modules(&self.directory, &self.outline)
     }
 
+    /// `data.normalization`, as a run on it has to have it.
+    pub fn normalization(&self) -> String {
+        let [state, action] = self.modes.map(NormMode::name);
+        format!("{{ state: {state}, action: {action} }}")
+    }
+
     /// What of a run's settings such a policy does not have; the key, and what is wrong with it.
     pub fn misfit(&self, vla: &VlaSettings, spec: &RunSpec) -> Option<(&'static str, String)> {
         let chunk = self.kind.sizes().chunk;
@@ -151,7 +157,7 @@ impl PolicyBase {
             (
                 [modes.state, modes.action] == self.modes,
                 "data.normalization",
-                format!("is another than the policy's; set {}", spelled(self.modes)),
+                format!("is another than the policy's; set it to {}", self.normalization()),
             ),
             (
                 vla.data.has_state(),
@@ -261,14 +267,4 @@ pub fn tokenizer(vla: &VlaSettings) -> Result<PathBuf, ModelError> {
     let given = vla.model.backbone.as_deref().map(Path::new);
     let backbone = PolicyKind::of(&directory)?.backbone(&directory, given)?;
     Ok(backbone.join("tokenizer.json"))
-}
-
-/// `data.normalization` as a run file has it.
-fn spelled([state, action]: [NormMode; 2]) -> String {
-    let name = |mode| match mode {
-        NormMode::Identity => "identity",
-        NormMode::Quantiles => "quantiles",
-        _ => "mean_std",
-    };
-    format!("{{state: {}, action: {}}}", name(state), name(action))
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use coxswain_data::{
-    DataError, FeatureReport,
+    DataError, FeatureReport, NormMode,
     place::hub::{self, Repository},
     yaml::yaml_scalar,
 };
@@ -24,6 +24,7 @@ const EMPTY: &str = ".empty_camera_";
 pub struct PolicyStart {
     directory: PolicyDirectory,
     kind: PolicyKind,
+    modes: [NormMode; 2],
 }
 
 impl PolicyStart {
@@ -37,7 +38,15 @@ impl PolicyStart {
     fn read(dir: &Path) -> Result<Self, ModelError> {
         let directory = PolicyDirectory::open(dir)?;
         let kind = PolicyKind::of(&directory)?;
-        Ok(Self { directory, kind })
+        let modes = PolicyKind::normalization(&directory)?;
+        Ok(Self { directory, kind, modes })
+    }
+
+    /// `data.normalization`, where it is not what a run file without it says.
+    pub fn normalization(&self) -> Option<String> {
+        let [state, action] = self.modes;
+        let (state, action) = (state.name(), action.name());
+        (self.modes != [NormMode::MeanStd; 2]).then(|| format!("{{ state: {state}, action: {action} }}"))
     }
 
     /// Actions of a chunk.
