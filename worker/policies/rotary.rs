@@ -40,8 +40,8 @@ impl<B: ModelBackend> Rotary<B> {
     }
 }
 
-/// Scores of keys `[b, 1, 1, s + behind]`, for prefixes that are these ranges of `s` tokens: what is a row's of
-/// them is seen, and every token behind them.
+/// Scores of keys `[b, 1, 1, s + behind]`, for prefixes that are these ranges of `s` tokens: what is a row's
+/// of them is seen, and every token behind them.
 pub(crate) fn key_mask<B: ModelBackend>(
     valid: &[Range<u32>],
     [seq, behind]: [usize; 2],

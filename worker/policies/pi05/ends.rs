@@ -19,7 +19,7 @@ use coxswain_nn::{
 use super::{config::Pi05Config, names::EXPERT_AT};
 
 /// The projections, and the expert's last norm.
-pub(super) struct Ends<B: ModelBackend> {
+pub(super) struct Projections<B: ModelBackend> {
     action_in: LoraLinear<B>,
     action_out: LoraLinear<B>,
     time_in: LoraLinear<B>,
@@ -27,7 +27,7 @@ pub(super) struct Ends<B: ModelBackend> {
     norm: AdaptiveNorm<B>,
 }
 
-impl<B: ModelBackend> Ends<B> {
+impl<B: ModelBackend> Projections<B> {
     /// Loads them beside an expert of width `e`, in whose norms `eps` is added to the mean square.
     pub fn load(
         source: &mut dyn LayerSource<B>,
@@ -94,39 +94,39 @@ pub(super) fn gated<T: ModelBackend>(
 
 /// The times, of sinusoids `[b, e]`.
 pub(super) struct TimeSegment<'a, B: Tape<Base = B>> {
-    pub ends: &'a Ends<B>,
+    pub ends: &'a Projections<B>,
     pub sinusoids_be: Tensor<B, 2>,
 }
 
 impl<B: Tape<Base = B>> Segment<B> for TimeSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, _inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        let Ends { time_in, time_out, .. } = self.ends;
+        let Projections { time_in, time_out, .. } = self.ends;
         let inner_be = silu(time_in.forward(params, T::lift(self.sinusoids_be.clone())));
         silu(time_out.forward(params, inner_be))
     }
 }
 
 /// The expert's tokens, of noisy actions `[b * c, padded]`.
-pub(super) struct ActionSegment<'a, B: Tape<Base = B>> {
-    pub ends: &'a Ends<B>,
+pub(super) struct ActionTokens<'a, B: Tape<Base = B>> {
+    pub ends: &'a Projections<B>,
     pub noisy_nc: Tensor<B, 2>,
 }
 
-impl<B: Tape<Base = B>> Segment<B> for ActionSegment<'_, B> {
+impl<B: Tape<Base = B>> Segment<B> for ActionTokens<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, _inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         self.ends.action_in.forward(params, T::lift(self.noisy_nc.clone()))
     }
 }
 
 /// Velocities, of the last layer's `[b * c, e]` and the times.
-pub(super) struct VelocitySegment<'a, B: Tape<Base = B>> {
-    pub ends: &'a Ends<B>,
+pub(super) struct TimedVelocity<'a, B: Tape<Base = B>> {
+    pub ends: &'a Projections<B>,
     pub dropout: Option<&'a DropoutRows<B>>,
 }
 
-impl<B: Tape<Base = B>> Segment<B> for VelocitySegment<'_, B> {
+impl<B: Tape<Base = B>> Segment<B> for TimedVelocity<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        let Ends { norm, action_out, .. } = self.ends;
+        let Projections { norm, action_out, .. } = self.ends;
         let time = Time { rows_be: &inputs[1], dropout: self.dropout };
         let (normed_ne, _) = norm.run(params, inputs[0].clone(), &time);
         action_out.forward(params, normed_ne)

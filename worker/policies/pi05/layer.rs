@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What all layers share of a micro-batch.
-pub(super) struct Suffix<B: ModelBackend> {
+pub(super) struct ActionContext<B: ModelBackend> {
     /// Samples.
     pub batch: usize,
     /// Where actions stand behind the prefix.
@@ -53,12 +53,12 @@ impl<B: Tape<Base = B>> ExpertLayer<B> {
     pub fn run<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
-        suffix: &Suffix<B>,
+        context: &ActionContext<B>,
         known: [Tensor<T, 2>; 2],
         [x_ne, time_be]: [Tensor<T, 2>; 2],
     ) -> Tensor<T, 2> {
         let Self { shape: StreamShape { kv_heads, head_dim, .. }, linears, norm, mlp_norm } = self;
-        let Suffix { batch, rotary, mask, dropout } = suffix;
+        let ActionContext { batch, rotary, mask, dropout } = context;
         let time = Time { rows_be: &time_be, dropout: dropout.as_ref().map(|rows| &rows.state) };
         let (y_ne, gate_b1e) = norm.run(params, x_ne.clone(), &time);
         let q_bchk = rotary.rotate(linears.queries(params, y_ne.clone(), *batch));
@@ -77,14 +77,14 @@ impl<B: Tape<Base = B>> ExpertLayer<B> {
 }
 
 /// A layer on one micro-batch: actions, the prefix's keys and values, and the times.
-pub(super) struct LayerSegment<'a, B: ModelBackend> {
+pub(super) struct ExpertSegment<'a, B: ModelBackend> {
     pub layer: &'a ExpertLayer<B>,
-    pub suffix: &'a Suffix<B>,
+    pub context: &'a ActionContext<B>,
 }
 
-impl<B: Tape<Base = B>> Segment<B> for LayerSegment<'_, B> {
+impl<B: Tape<Base = B>> Segment<B> for ExpertSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         let [x_ne, known_k, known_v, time_be] = [0, 1, 2, 3].map(|number| inputs[number].clone());
-        self.layer.run(params, self.suffix, [known_k, known_v], [x_ne, time_be])
+        self.layer.run(params, self.context, [known_k, known_v], [x_ne, time_be])
     }
 }

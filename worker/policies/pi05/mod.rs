@@ -2,8 +2,8 @@
 //! layers runs a layer of an action expert, a smaller Gemma whose norms are told the time.
 //!
 //! ```text
-//! prefix    [images | "Task: t, State: bins;\nAction: "], every token sees every other; knows nothing of what
-//!           follows
+//! prefix    [images | "Task: t, State: bins;\nAction: "], every token sees every other; knows nothing of
+//!           what follows
 //! time      c = silu(time_mlp_out(silu(time_mlp_in(sinusoids(t)))))
 //! actions   action_in_proj(x_t): one token each, positions go on behind the prefix
 //! norm      (scale, shift, gate) = dense(c):  rms_norm(x) (1 + scale) + shift, and the gate for what follows
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! `t x noise + (1 - t) x actions`, target `noise - actions`, sampled from `t = 1` to 0 in Euler steps. The
-//! state is normalised, cut into 256 bins from -1 to 1, and read as text. The loss is of the real dimensions of
-//! actions, and counts steps that an episode does not have.
+//! state is normalised, cut into 256 bins from -1 to 1, and read as text. The loss is of the real dimensions
+//! of actions, and counts steps that an episode does not have.
 //!
 //! ```text
 //! config    config.json, checked; the table of published sizes; every tensor's name and shape

@@ -23,8 +23,8 @@ use coxswain_nn::{
 
 use super::{
     config::Pi05Config,
-    ends::{ActionSegment, Ends, TimeSegment, VelocitySegment},
-    layer::{ExpertLayer, LayerSegment, Suffix},
+    ends::{ActionTokens, Projections, TimeSegment, TimedVelocity},
+    layer::{ActionContext, ExpertLayer, ExpertSegment},
     names::{EXPERT_AT, RULES, is_reached},
 };
 use crate::{
@@ -43,15 +43,15 @@ pub struct Pi05<B: Tape<Base = B>> {
     config: Pi05Config,
     vlm: Box<dyn JointModel<B>>,
     expert: Vec<ExpertLayer<B>>,
-    ends: Ends<B>,
+    ends: Projections<B>,
     device: B::Device,
 }
 
 /// What a forward pass kept.
-struct Trace<'a, B: Tape<Base = B>> {
+struct PassTrace<'a, B: Tape<Base = B>> {
     pass: PrefixPass<'a, 'a, B>,
     prefix: Prefix<'a, B>,
-    suffix: Suffix<B>,
+    context: ActionContext<B>,
     time: Recorded<'a, B>,
     actions: Recorded<'a, B>,
     layers: Vec<KeptSegment<'a, B>>,
@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> Pi05<B> {
         let mut source = ExpertSource { loader: &mut loader, full: &tuned.full };
         let layer = |number| ExpertLayer::load(&mut source, &format!("{EXPERT_AT}.layers.{number}"), shape);
         let expert = (0..vlm.outline().layers).map(layer).collect::<Result<_, _>>()?;
-        let ends = Ends::load(&mut source, &config, shape.width, shape.eps)?;
+        let ends = Projections::load(&mut source, &config, shape.width, shape.eps)?;
         // An adapter that nothing reads, as PEFT has it on the last layer, stays what it is.
         layout.without_decay(|name| !is_reached(name, vlm.outline().layers));
         Ok(Self { config, vlm, expert, ends, device: device.clone() })
@@ -97,12 +97,12 @@ impl<B: Tape<Base = B>> Pi05<B> {
         PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, scale: 1.0, dropout }
     }
 
-    fn suffix(&self, prefix: &Prefix<'_, B>, dropout: Option<SuffixRows<B>>) -> Suffix<B> {
+    fn context(&self, prefix: &Prefix<'_, B>, dropout: Option<SuffixRows<B>>) -> ActionContext<B> {
         let (batch, chunk) = (prefix.valid.len(), self.chunk());
         let lengths = prefix.valid.iter().map(|row| row.len() as u32);
         let positions: Vec<u32> =
             lengths.flat_map(|length| (0..chunk as u32).map(move |place| length + place)).collect();
-        Suffix {
+        ActionContext {
             batch,
             rotary: Rotary::new(&positions, batch, self.vlm.outline().layer.head_dim, &self.device),
             mask: key_mask(&prefix.valid, [prefix.seq, chunk], &self.device),
@@ -120,38 +120,38 @@ impl<B: Tape<Base = B>> Pi05<B> {
         TimeSegment { ends: &self.ends, sinusoids_be: placed(rows, [draws.times.len(), e], &self.device) }
     }
 
-    fn action_segment(&self, draws: Draws<'_>) -> ActionSegment<'_, B> {
+    fn action_segment(&self, draws: Draws<'_>) -> ActionTokens<'_, B> {
         let PolicySizes { chunk, padded: [_, width], .. } = self.config.sizes();
         let shape = [draws.times.len() * chunk, width];
-        ActionSegment { ends: &self.ends, noisy_nc: placed(draws.noisy.to_vec(), shape, &self.device) }
+        ActionTokens { ends: &self.ends, noisy_nc: placed(draws.noisy.to_vec(), shape, &self.device) }
     }
 
-    fn layer<'a>(&'a self, number: usize, suffix: &'a Suffix<B>) -> LayerSegment<'a, B> {
-        LayerSegment { layer: &self.expert[number], suffix }
+    fn layer<'a>(&'a self, number: usize, context: &'a ActionContext<B>) -> ExpertSegment<'a, B> {
+        ExpertSegment { layer: &self.expert[number], context }
     }
 
-    fn velocity_segment<'a>(&'a self, suffix: &'a Suffix<B>) -> VelocitySegment<'a, B> {
-        VelocitySegment { ends: &self.ends, dropout: suffix.dropout.as_ref().map(|rows| &rows.state) }
+    fn velocity_segment<'a>(&'a self, context: &'a ActionContext<B>) -> TimedVelocity<'a, B> {
+        TimedVelocity { ends: &self.ends, dropout: context.dropout.as_ref().map(|rows| &rows.state) }
     }
 
     /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
     fn backward<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
-        trace: Trace<'a, B>,
+        trace: PassTrace<'a, B>,
         dv_nc: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) {
-        let Trace { pass, mut prefix, suffix, time, actions, layers, velocity } = trace;
+        let PassTrace { pass, mut prefix, context, time, actions, layers, velocity } = trace;
         let mut gradients = velocity.backward(dv_nc, grads).into_iter();
         let (Some(mut dx), mut dtime) = (gradients.next().flatten(), gradients.next().flatten()) else {
             return;
         };
-        let rows = suffix.dropout.as_ref().map(|rows| &rows.actions);
+        let rows = context.dropout.as_ref().map(|rows| &rows.actions);
         let mut dprefix = None;
         for (number, kept) in layers.into_iter().enumerate().rev() {
             memory::check();
-            let graph = kept.again(&self.layer(number, &suffix), trainables, rows.cloned());
+            let graph = kept.again(&self.layer(number, &context), trainables, rows.cloned());
             let mut gradients = graph.backward(dx, grads);
             let told = gradients.pop().flatten();
             dtime = match (dtime, told) {
@@ -189,11 +189,11 @@ impl<B: Tape<Base = B>> Policy<B> for Pi05<B> {
     ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError> {
         let Training { recompute, dropout } = training;
         let rows = dropout.map(|keys| SampleRows::new(keys, observed.prompts, self.chunk(), &self.device));
-        let (of_prefix, of_suffix) = rows.map(|rows| (rows.tokens, rows.suffix)).unzip();
+        let (of_prefix, of_context) = rows.map(|rows| (rows.tokens, rows.suffix)).unzip();
         let pass = self.prefix(trainables, observed, of_prefix);
         let prefix = pass.forward(recompute)?;
-        let suffix = self.suffix(&prefix, of_suffix);
-        let rows = suffix.dropout.as_ref();
+        let context = self.context(&prefix, of_context);
+        let rows = context.dropout.as_ref();
         let (of_time, of_actions) = rows.map(|rows| (rows.state.clone(), rows.actions.clone())).unzip();
         let time = recorded(&self.time_segment(draws), trainables, vec![], of_time);
         let actions = recorded(&self.action_segment(draws), trainables, vec![], of_actions.clone());
@@ -204,14 +204,14 @@ impl<B: Tape<Base = B>> Policy<B> for Pi05<B> {
             let tracked = prefix.trains(number);
             let [k, v] = known.clone().map(|value| Input { value, tracked });
             let inputs = vec![Input::tracked(x), k, v, told.clone()];
-            let segment = self.layer(number, &suffix);
+            let segment = self.layer(number, &context);
             let (out, kept) = KeptSegment::run(&segment, trainables, recompute, inputs, of_actions.clone());
             x = out;
             layers.push(kept);
         }
         let inputs = vec![Input::tracked(x), told];
-        let velocity = recorded(&self.velocity_segment(&suffix), trainables, inputs, of_actions);
-        let trace = Trace { pass, prefix, suffix, time, actions, layers, velocity };
+        let velocity = recorded(&self.velocity_segment(&context), trainables, inputs, of_actions);
+        let trace = PassTrace { pass, prefix, context, time, actions, layers, velocity };
         let predicted = trace.velocity.output();
         Ok((predicted, Box::new(move |dv_nc, grads| self.backward(trainables, trace, dv_nc, grads))))
     }
@@ -234,7 +234,7 @@ impl<B: Tape<Base = B>> Policy<B> for Pi05<B> {
         observed: Observed<'_>,
     ) -> Result<Velocity<'a, B>, TokenError> {
         let prefix = self.prefix(trainables, observed, None).run()?;
-        let suffix = self.suffix(&prefix, None);
+        let context = self.context(&prefix, None);
         let known = prefix.layers;
         Ok(Box::new(move |draws: Draws<'_>| {
             let params = ParamScope::<B>::frozen(trainables);
@@ -242,9 +242,9 @@ impl<B: Tape<Base = B>> Policy<B> for Pi05<B> {
             let x = self.action_segment(draws).run(&params, &[]);
             let x =
                 self.expert.iter().zip(&known).fold(x, |x, (layer, known)| {
-                    layer.run(&params, &suffix, known.clone(), [x, time.clone()])
+                    layer.run(&params, &context, known.clone(), [x, time.clone()])
                 });
-            self.velocity_segment(&suffix).run(&params, &[x, time])
+            self.velocity_segment(&context).run(&params, &[x, time])
         }))
     }
 }

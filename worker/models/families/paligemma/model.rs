@@ -7,7 +7,7 @@ use coxswain_nn::{
     params::{ParamId, ParamScope, Trainables},
 };
 
-use super::{config::PaliGemmaConfig, vision::ImageFeatures};
+use super::{config::PaliGemmaConfig, vision::ProjectedTower};
 use crate::{
     joint::{JointModel, JointOutline, LayerKind, StreamLayer},
     pretrained::{error::ModelError, loader::Loader},
@@ -16,7 +16,7 @@ use crate::{
 /// A PaliGemma model, without its LM head.
 pub(super) struct PaliGemmaModel<B: ModelBackend> {
     outline: JointOutline,
-    images: ImageFeatures<B>,
+    images: ProjectedTower<B>,
     table_vd: Tensor<B, 2>,
     layers: Vec<StreamLayer<B>>,
 }
@@ -30,7 +30,7 @@ impl<B: ModelBackend> PaliGemmaModel<B> {
         loader: &mut Loader<'_, B>,
     ) -> Result<Self, ModelError> {
         let at = format!("{prefix}model");
-        let images = ImageFeatures::load(config, &at, loader)?;
+        let images = ProjectedTower::load(config, &at, loader)?;
         // Table and head are one tensor, which files have under either name; LeRobot's have it twice, and
         // read the table's.
         let names = [format!("{at}.language_model.embed_tokens.weight"), format!("{prefix}lm_head.weight")];

@@ -9,14 +9,14 @@ use crate::{
 };
 
 /// The tower, which does not train, and what joins it to the language model.
-pub(super) struct ImageFeatures<B: ModelBackend> {
+pub(super) struct ProjectedTower<B: ModelBackend> {
     /// Patches to features.
     pub tower: SiglipTower<B>,
     /// From a row of the tower's output to the language model's width.
     pub projector: LoraLinear<B>,
 }
 
-impl<B: ModelBackend> ImageFeatures<B> {
+impl<B: ModelBackend> ProjectedTower<B> {
     /// Loads what lies at `at.vision_tower.vision_model` and `at.multi_modal_projector`.
     pub fn load(config: &PaliGemmaConfig, at: &str, loader: &mut Loader<'_, B>) -> Result<Self, ModelError> {
         let tower = format!("{at}.vision_tower.vision_model");
