@@ -15,8 +15,8 @@
 //!
 //! The prefix is run once, without a tape as far as nothing trains in it ([`prefix`](crate::prefix)); state
 //! and actions run in segments ([`layer`]). `t x noise + (1 - t) x actions`, target `noise - actions`,
-//! sampled from `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise is of the padded
-//! width, the loss of the real one.
+//! sampled from `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise is of the
+//! padded width, the loss of the real one.
 //!
 //! ```text
 //! config    config.json, checked; sizes from the tensors; every tensor's name and shape
