@@ -213,7 +213,13 @@ fn the_language_model_and_adapters_in_both_streams_have_lerobots_gradients_in_ev
     let ((reference, _), (expected, _)) = (golden("gradients.safetensors"), golden("expected.safetensors"));
     let train = [r"paligemma\.model\.(language_model\.layers|multi_modal_projector)".to_owned()];
     let lora = Lora { rank: 2, alpha: 6.0, targets: LoraTargets::Regex(ADAPTED.into()), ..Lora::default() };
-    let of = |prefix: &str| reference.keys().filter(|name| name.starts_with(prefix)).count();
+    // The last layer's queries reach nothing; their gradient is 0 in LeRobot, and here they do not train.
+    let reached = |values: &[f32]| values.iter().any(|value| *value != 0.0);
+    let of = |prefix: &str| {
+        let named =
+            reference.iter().filter(|(name, (_, values))| name.starts_with(prefix) && reached(values));
+        named.count()
+    };
     let whole = Case::of(&policy_dir(), TuningSettings { lora: None, train: &train });
     let adapted = Case::of(&policy_dir(), TuningSettings { lora: Some(&lora), train: &[] });
     for (mut case, loss, count) in [
