@@ -20,7 +20,11 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 /// Every `type` that is read.
-pub const TYPES: [&str; 1] = ["smolvla"];
+pub const TYPES: [&str; 2] = [SMOLVLA, PI05];
+/// Types, as `config.json` names them.
+pub const SMOLVLA: &str = "smolvla";
+/// The same.
+pub const PI05: &str = "pi05";
 /// What normalisation is refused without, in older directories.
 const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
 
@@ -89,6 +93,11 @@ impl PolicyDirectory {
         Ok(directory)
     }
 
+    /// Its `type`.
+    pub fn kind(&self) -> &str {
+        self.json.get("type").and_then(Value::as_str).unwrap_or_default()
+    }
+
     /// Its fields.
     pub fn fields(&self) -> Result<Fields<'_>, ModelError> {
         Fields::new(&self.path, &self.json)
@@ -144,9 +153,8 @@ impl PolicyDirectory {
         steps.iter().enumerate().map(one).collect()
     }
 
-    /// Statistics that a processor's step of this name keeps, by feature: those of which there are means
-    /// and deviations.
-    pub fn statistics(&self, file: &str, step: &str) -> Result<BTreeMap<String, MeanStd>, DataError> {
+    /// What a processor's step of this name keeps: tensors, each called by its feature and what it is.
+    pub fn kept_by(&self, file: &str, step: &str) -> Result<BTreeMap<String, Vec<f32>>, DataError> {
         let steps = self
             .steps(file)
             .map_err(|error| DataError::invalid(&self.dir.join(file), "steps", error.to_string(), MIGRATE))?;
@@ -157,11 +165,18 @@ impl PolicyDirectory {
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| {
             DataError::invalid(&path, "(file)", error.to_string(), "copy the policy directory again")
         })?;
-        let of = |key: &str| floats(&tensors.tensor(key).ok()?);
-        let names = tensors.names();
-        let features = names.iter().filter_map(|name| name.strip_suffix(".mean"));
+        let named = tensors.tensors().into_iter();
+        Ok(named.filter_map(|(name, tensor)| Some((name, floats(&tensor)?))).collect())
+    }
+
+    /// Statistics that a processor's step of this name keeps, by feature: those of which there are means
+    /// and deviations.
+    pub fn statistics(&self, file: &str, step: &str) -> Result<BTreeMap<String, MeanStd>, DataError> {
+        let kept = self.kept_by(file, step)?;
+        let features = kept.keys().filter_map(|name| name.strip_suffix(".mean"));
         let both = features.filter_map(|feature| {
-            let (mean, std) = (of(&format!("{feature}.mean"))?, of(&format!("{feature}.std"))?);
+            let of = |what: &str| kept.get(&format!("{feature}.{what}")).cloned();
+            let (mean, std) = (of("mean")?, of("std")?);
             (mean.len() == std.len()).then(|| (feature.to_owned(), MeanStd { mean, std }))
         });
         Ok(both.collect())

@@ -4,20 +4,52 @@
 //!
 //! ```text
 //! directory   LeRobot's policy directory: what its files say, with the file and the field in every error
-//! export      the same, written with what was trained
-//! pass_files  what one pass reads from a file, and what it writes
-//! groups      what trains, by name
+//! features    what config.json says of samples; processors: which of their steps are read
+//! normalizer  values of features, normalised and back
+//! export      the directory, written with what was trained
 //! backbone    where configuration and tokenizer of the model are that a policy names by its hub name
+//! groups      what trains, by name; tuning: what a run asks for, resolved
+//! kind        the kinds of policies, and what each answers of its own
+//! policy      a policy on a device; batch: what it is given; source: where its own weights come from
+//! images      letterbox, to patches
+//! prefix      images and prompt through the language model: keys and values of each layer
+//! rotary      positions and masks; sinusoids: the time
+//! kept        what a forward pass keeps for its backward pass; dropped: what adapters drop
+//! pass        one pass from file to file; pass_files: these files
 //! smolvla     SmolVLA
+//! pi05        pi0.5
 //! ```
 //!
 //! A policy knows models by the traits of `coxswain_models::joint`, no family, no task and no data set.
 
 pub mod backbone;
+mod batch;
 pub mod directory;
+mod dropped;
 pub mod export;
+mod features;
 mod groups;
+pub mod images;
+mod kept;
+mod kind;
+mod normalizer;
+mod pass;
 mod pass_files;
+pub mod pi05;
+mod policy;
+mod prefix;
+mod processors;
+mod rotary;
+mod sinusoids;
 pub mod smolvla;
+mod source;
+mod tuning;
 
-pub use self::groups::EXPERT;
+pub use self::{
+    batch::{Draws, PolicyObservation, Training},
+    groups::EXPERT,
+    kind::PolicyKind,
+    pass::{PassJob, run as run_pass},
+    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    tuning::TuningSettings,
+};

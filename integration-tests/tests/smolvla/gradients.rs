@@ -4,7 +4,7 @@ use coxswain_nn::{
     lora::{Lora, LoraTargets},
     params::{Group, ParamSpec},
 };
-use coxswain_policies::smolvla::tuning::TuningSettings;
+use coxswain_policies::TuningSettings;
 
 use crate::{
     off,

@@ -19,12 +19,10 @@ use coxswain_nn::{
     params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_policies::{
+    Draws, PolicyFiles, PolicyObservation, Training, TuningSettings,
     directory::PolicyDirectory,
-    smolvla::{
-        Draws, PolicyFiles, PolicyObservation, RULES, SmolVla, SmolVlaConfig, Training,
-        images::{Planes, letterbox, patches},
-        tuning::{TuningSettings, tuned},
-    },
+    images::{Alignment, Planes, letterbox, patches},
+    smolvla::{RULES, SmolVla, SmolVlaConfig, tuning::tuned},
 };
 use coxswain_proto::run_spec::Recompute;
 use safetensors::{Dtype, SafeTensors};
@@ -107,7 +105,7 @@ impl TunedPolicy {
                 let (shape, bytes) = &given[camera];
                 let (size, each) = ([shape[2], shape[3]], 3 * shape[2] * shape[3]);
                 let values: Vec<f32> = bytes[row * each..][..each].iter().map(|byte| byte / 255.0).collect();
-                let square = letterbox(Planes { values: &values, size }, outline.image_side);
+                let square = letterbox(Planes { values: &values, size }, outline.image_side, Alignment::End);
                 pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
                 ids.resize(ids.len() + outline.image_tokens(), outline.image_token);
             }

@@ -2,7 +2,7 @@
 //! and schedule are a policy's own preset.
 
 use coxswain_nn::params::Trainables;
-use coxswain_policies::smolvla::tuning::TuningSettings;
+use coxswain_policies::TuningSettings;
 use coxswain_proto::{
     ids::Rank,
     run_spec::{Optimizer, PerGroup},

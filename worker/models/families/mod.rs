@@ -1,5 +1,6 @@
 //! Families of pretrained models, a folder and a line each. None knows another.
 
+pub mod paligemma;
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
 pub mod smolvlm;
@@ -17,7 +18,7 @@ pub fn shelf<B: Tape<Base = B>>() -> Shelf<B> {
     Shelf {
         vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl, &qwen3_vl::Qwen3Vl]),
         text_to_text: Families(&[&t5::T5Family]),
-        joint: Families(&[&smolvlm::SmolVlm]),
+        joint: Families(&[&smolvlm::SmolVlm, &paligemma::PaliGemma]),
     }
 }
 

@@ -11,16 +11,19 @@
 //!          policy's file
 //! model    JointModel: images to features, ids to embeddings, decoder layers
 //! stream   StreamLayer: a decoder layer as what one stream of tokens goes through; an expert's layers, too
+//! siglip   SiglipTower: SigLIP's vision tower, which several families begin with
 //! ```
 
 pub mod family;
 pub mod model;
 pub mod outline;
+pub mod siglip;
 pub mod stream;
 
 pub use self::{
     family::{FileLocation, JointFamily, JointFamilyOn},
     model::JointModel,
     outline::JointOutline,
-    stream::{LayerSource, StreamLayer, StreamShape},
+    siglip::{SiglipSizes, SiglipTower},
+    stream::{LayerKind, LayerSource, StreamLayer, StreamLinears, StreamShape},
 };

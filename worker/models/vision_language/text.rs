@@ -35,6 +35,11 @@ pub trait PromptEncoder: Send + Sync {
 
     /// Token ids of the prompt for `task` with images of these shapes.
     fn encode(&self, task: &str, images: &[ImageShape]) -> Result<Vec<u32>, String>;
+
+    /// The same where the robot's normalised state is this, which some prompts tell.
+    fn encode_observed(&self, task: &str, _state: &[f32], images: &[ImageShape]) -> Result<Vec<u32>, String> {
+        self.encode(task, images)
+    }
 }
 
 /// Who speaks.

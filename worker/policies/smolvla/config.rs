@@ -10,23 +10,27 @@ use serde_json::Value;
 
 use super::names::{EXPERT_AT, OF_VLM};
 use crate::{
-    directory::{Feature, PolicyDirectory},
-    export::PROCESSORS,
+    directory::PolicyDirectory, features::PolicyFeatures, policy::PolicySizes, processors::ReadProcessors,
 };
 
 /// What is done to the expert's MLP without a tensor to look at: `ffn_dim_multiplier`, in LeRobot's words.
 const MULTIPLE: usize = 256;
 
-/// Steps of the processor before a policy, and of the one behind it.
-const BEFORE: [&str; 6] = [
-    "rename_observations_processor",
-    "to_batch_processor",
-    "smolvla_new_line_processor",
-    "tokenizer_processor",
-    "device_processor",
-    "normalizer_processor",
-];
-const BEHIND: [&str; 2] = ["unnormalizer_processor", "device_processor"];
+/// What is read of the processors.
+const READ: ReadProcessors = ReadProcessors {
+    steps: [
+        &[
+            "rename_observations_processor",
+            "to_batch_processor",
+            "smolvla_new_line_processor",
+            "tokenizer_processor",
+            "device_processor",
+            "normalizer_processor",
+        ],
+        &["unnormalizer_processor", "device_processor"],
+    ],
+    modes: &["MEAN_STD"],
+};
 
 /// A SmolVLA policy's configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,20 +81,19 @@ impl SmolVlaConfig {
     pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         refuse_others(&fields)?;
-        let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
-        let (inputs, outputs) = (inputs?, outputs?);
+        let PolicyFeatures { cameras, state, action, chunk, padded } = PolicyFeatures::of(directory)?;
         let number =
             |key: &str, otherwise: usize| Ok::<_, ModelError>(fields.uint(key)?.unwrap_or(otherwise));
         let factor =
             |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
-        let config = Self {
+        Ok(Self {
             vlm: fields.str("vlm_model_name")?.unwrap_or("HuggingFaceTB/SmolVLM2-500M-Video-Instruct").into(),
-            cameras: inputs.iter().filter(|one| one.kind == "VISUAL").map(|one| one.name.clone()).collect(),
+            cameras,
             empty_cameras: number("empty_cameras", 0)?,
-            state: width_of(&fields, "input_features", &inputs, "STATE")?,
-            action: width_of(&fields, "output_features", &outputs, "ACTION")?,
-            chunk: number("chunk_size", 50)?,
-            padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
+            state,
+            action,
+            chunk,
+            padded,
             image: sides(&fields)?,
             most_tokens: number("tokenizer_max_length", 48)?,
             steps: number("num_steps", 10)?.max(1),
@@ -102,58 +105,26 @@ impl SmolVlaConfig {
                 state: fields.bool("train_state_proj")?.unwrap_or(true),
                 vlm: fields.bool("train_expert_only")? == Some(false),
             },
-        };
-        config.check(&fields)?;
-        Ok(config)
-    }
-
-    fn check(&self, fields: &Fields<'_>) -> Result<(), ModelError> {
-        if self.cameras.is_empty() {
-            return Err(
-                fields.error("input_features", "no feature of type VISUAL; a policy has at least one camera")
-            );
-        }
-        if self.chunk == 0 {
-            return Err(fields.error("chunk_size", "0; expected at least 1"));
-        }
-        for (key, found, most) in
-            [("max_state_dim", self.state, self.padded[0]), ("max_action_dim", self.action, self.padded[1])]
-        {
-            if found > most {
-                return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
-            }
-        }
-        Ok(())
+        })
     }
 
     /// Refuses processors with steps that are not known here, or by which values would be normalised in
     /// another way; and a directory that has none.
     pub fn check_processors(directory: &PolicyDirectory) -> Result<(), ModelError> {
-        for (file, known) in PROCESSORS.into_iter().zip([&BEFORE[..], &BEHIND]) {
-            let wrong = |problem| ModelError::Config {
-                path: directory.dir.join(file),
-                field: "steps".into(),
-                problem,
-            };
-            for step in directory.steps(file)? {
-                if !known.contains(&&step.name[..]) {
-                    let known = known.join(", ");
-                    return Err(wrong(format!(
-                        "{:?}, which is not supported; supported are {known}",
-                        step.name
-                    )));
-                }
-                let modes = step.config.get("norm_map").and_then(Value::as_object);
-                for (kind, mode) in modes.into_iter().flatten() {
-                    let read = if kind == "VISUAL" { "IDENTITY" } else { "MEAN_STD" };
-                    if mode != read {
-                        let name = &step.name;
-                        return Err(wrong(format!("{name} has {mode} for {kind}; only {read} is supported")));
-                    }
-                }
-            }
+        READ.check(directory)
+    }
+
+    /// What it says of samples.
+    pub(crate) fn sizes(&self) -> PolicySizes<'_> {
+        PolicySizes {
+            cameras: &self.cameras,
+            state: self.state,
+            action: self.action,
+            chunk: self.chunk,
+            padded: self.padded,
+            steps: self.steps,
+            counts_padding: false,
         }
-        Ok(())
     }
 
     /// The part of the language model that lies in the policy's file.
@@ -219,21 +190,7 @@ fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
             fields.error("freeze_vision_encoder", "false; training the vision tower is not supported")
         );
     }
-    if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
-        return Err(fields.error("n_obs_steps", "only policies of one frame are supported"));
-    }
     Ok(())
-}
-
-/// Values of the one feature of this type.
-fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) -> Result<usize, ModelError> {
-    let mut found = features.iter().filter(|feature| feature.kind == kind);
-    match (found.next().map(|feature| &feature.shape[..]), found.next()) {
-        (Some(&[width]), None) if width > 0 => Ok(width),
-        _ => {
-            Err(fields.error(key, format!("expected one feature of type {kind}, whose shape is one number")))
-        }
-    }
 }
 
 fn sides(fields: &Fields<'_>) -> Result<[usize; 2], ModelError> {

@@ -6,8 +6,6 @@
 //! velocity [b * c, padded] action_out_proj(rms_norm(actions))
 //! ```
 
-use std::f64::consts::TAU;
-
 use burn::tensor::{Tensor, activation::silu};
 use coxswain_models::{joint::LayerSource, pretrained::error::ModelError};
 use coxswain_nn::{
@@ -87,16 +85,4 @@ impl<B: Tape<Base = B>> Segment<B> for VelocitySegment<'_, B> {
         let Ends { norm_d, eps, action_out, .. } = self.0;
         action_out.forward(params, T::rms_norm(inputs[0].clone(), norm_d.on_tape(params), *eps))
     }
-}
-
-/// Sine and cosine of a time at periods that grow by a factor, `[width]`.
-pub(super) fn sinusoids(time: f32, width: usize, [shortest, longest]: [f64; 2]) -> Vec<f32> {
-    let half = width / 2;
-    let angle = |number: usize| {
-        let fraction = number as f64 / (half.max(2) - 1) as f64;
-        TAU / (shortest * (longest / shortest).powf(fraction)) * f64::from(time)
-    };
-    let angles: Vec<f64> = (0..half).map(angle).collect();
-    let of = |function: fn(f64) -> f64| angles.iter().map(move |angle| function(*angle) as f32);
-    of(f64::sin).chain(of(f64::cos)).collect()
 }

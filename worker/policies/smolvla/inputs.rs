@@ -10,84 +10,21 @@ use coxswain_data::DataError;
 use coxswain_models::{
     joint::JointOutline,
     pretrained::{
-        pictures::{ImageInput, ImageProcessor, ImageShape, PatchShape, Rgb},
+        pictures::ImageShape,
         tokenizer_file::{self, Tokenizer},
     },
     vision_language::{PromptEncoder, PromptForm},
 };
 
-use super::images::{Planes, letterbox, patches};
+use crate::images::{Alignment, PolicyImages};
 
-/// Pictures to patches.
-#[derive(Clone, Debug)]
-pub struct SmolVlaImages {
-    side: usize,
-    patches: PatchShape,
-}
-
-impl SmolVlaImages {
-    /// For the tower that this says.
-    pub fn of(outline: &JointOutline) -> Self {
-        Self { side: outline.image_side, patches: outline.patches }
-    }
-
-    fn square(&self) -> ImageShape {
-        let count = (self.side / self.patches.patch) as u32;
-        [1, count, count]
-    }
-}
-
-impl ImageProcessor for SmolVlaImages {
-    fn patches(&self) -> PatchShape {
-        self.patches
-    }
-
-    fn pixel_bounds(&self) -> [usize; 2] {
-        [self.side * self.side; 2]
-    }
-
-    fn describe(&self) -> String {
-        format!(
-            "SmolVLA: letterbox {0}x{0}, bilinear, black left and top, patches of {1}",
-            self.side, self.patches.patch
-        )
-    }
-
-    fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String> {
-        if height * width == 0 {
-            return Err(format!("an image of {height}x{width} pixels"));
-        }
-        Ok(self.square())
-    }
-
-    fn process(&self, image: Rgb) -> Result<ImageInput, String> {
-        let shape = self.shape(image.height, image.width)?;
-        Ok(self.process_to(image, shape))
-    }
-
-    fn process_to(&self, image: Rgb, shape: ImageShape) -> ImageInput {
-        let pixels = image.height * image.width;
-        let channel = |channel: usize| {
-            image.pixels.iter().skip(channel).step_by(3).map(|byte| f32::from(*byte) / 255.0)
-        };
-        let values: Vec<f32> = (0..3).flat_map(channel).collect();
-        debug_assert_eq!(values.len(), 3 * pixels);
-        let square = letterbox(Planes { values: &values, size: [image.height, image.width] }, self.side);
-        ImageInput { pixel_values: patches(&square, self.side, self.patches.patch), shape }
-    }
-
-    fn picture(&self, pixel_values: &[f32], _shape: ImageShape) -> Rgb {
-        let (side, patch) = (self.side, self.patches.patch);
-        let mut pixels = vec![0; 3 * side * side];
-        for (number, values) in pixel_values.chunks_exact(self.patches.columns()).enumerate() {
-            let (row, column) = (number / (side / patch) * patch, number % (side / patch) * patch);
-            for (at, value) in values.iter().enumerate() {
-                let (channel, y, x) = (at / (patch * patch), row + at / patch % patch, column + at % patch);
-                pixels[(y * side + x) * 3 + channel] =
-                    ((value + 1.0) * 127.5).round().clamp(0.0, 255.0) as u8;
-            }
-        }
-        Rgb { height: side, width: side, pixels }
+/// Pictures to its input, for the tower that this says.
+pub fn images(outline: &JointOutline) -> PolicyImages {
+    PolicyImages {
+        policy: "SmolVLA",
+        side: outline.image_side,
+        patches: outline.patches,
+        alignment: Alignment::End,
     }
 }
 

@@ -11,7 +11,11 @@ use coxswain_nn::{
     recompute::segment::Segment,
 };
 
-use super::rotary::{Masks, Rotary, attend};
+use super::masks::Masks;
+use crate::{
+    dropped::SuffixRows,
+    rotary::{Rotary, attend},
+};
 
 /// What all layers share of a micro-batch.
 pub(super) struct Suffix<B: ModelBackend> {
@@ -29,16 +33,6 @@ pub(super) struct Suffix<B: ModelBackend> {
     pub masks: Masks<B>,
     /// As adapters drop of rows; none if they drop nothing.
     pub dropout: Option<SuffixRows<B>>,
-}
-
-/// The rows that linear layers read here, as adapters drop of them.
-pub(super) struct SuffixRows<B: ModelBackend> {
-    /// The states' tokens, `[b]`.
-    pub state: DropoutRows<B>,
-    /// Actions, `[b * c]`.
-    pub actions: DropoutRows<B>,
-    /// Keys and values of prefix and state, `[b * (s + 1)]`.
-    pub known: DropoutRows<B>,
 }
 
 impl<B: ModelBackend> Suffix<B> {

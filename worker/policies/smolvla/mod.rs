@@ -13,52 +13,38 @@
 //! velocity         action_out_proj(rms_norm(actions))
 //! ```
 //!
-//! The prefix is run once, without a tape as far as nothing trains in it ([`prefix`]); state and actions
-//! run in segments ([`layer`]). `t x noise + (1 - t) x actions`, target `noise - actions`, sampled from
-//! `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise is of the padded width, the
-//! loss of the real one.
+//! The prefix is run once, without a tape as far as nothing trains in it ([`prefix`](crate::prefix)); state
+//! and actions run in segments ([`layer`]). `t x noise + (1 - t) x actions`, target `noise - actions`,
+//! sampled from `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise is of the
+//! padded width, the loss of the real one.
 //!
 //! ```text
 //! config    config.json, checked; sizes from the tensors; every tensor's name and shape
 //! names     what these names mean
-//! images    letterbox, padded left and top, to patches
 //! inputs    frames and tasks, as the data pipeline asks for them
 //! tuning    what of it trains
-//! batch     what it is given of a micro-batch
-//! prefix    keys and values of each layer
-//! rotary    tables and masks
+//! masks     what the state's token and actions see
 //! layer     state and actions through one layer
 //! ends      projections before the first layer and behind the last
-//! kept      what a forward pass keeps for its backward pass
-//! dropped   what adapters drop
 //! network   all of it: load, forward, backward, velocity
-//! pass      one pass from file to file
 //! ```
 
-mod batch;
 mod config;
-mod dropped;
 mod ends;
-pub mod images;
 mod inputs;
-mod kept;
 mod layer;
+mod masks;
 mod names;
 mod network;
-mod pass;
 #[cfg(test)]
 mod pass_tests;
-mod prefix;
-mod rotary;
 #[cfg(test)]
 mod tests;
 pub mod tuning;
 
 pub use self::{
-    batch::{Draws, PolicyObservation, Training},
     config::SmolVlaConfig,
-    inputs::{SmolVlaImages, SmolVlaPrompts},
+    inputs::{SmolVlaPrompts, images},
     names::{RULES, connector},
-    network::{PolicyFiles, SmolVla, Trace},
-    pass::{PassJob, run as run_pass},
+    network::{SmolVla, Trace},
 };

@@ -2,6 +2,8 @@
 
 use coxswain_models::pretrained::rules::{Place, Rules};
 
+use crate::tuning::LanguageModelAt;
+
 /// What the names of the language model's tensors begin with, before Transformers' own.
 pub(super) const OF_VLM: &str = "model.vlm_with_expert.vlm.";
 /// Where the expert is.
@@ -30,13 +32,7 @@ fn place(name: &str) -> Place {
 /// Whether what a policy computes depends on a module of this name, or on the module that a tensor or an
 /// adapter of this name is part of.
 pub(super) fn is_reached(name: &str, layers: usize) -> bool {
-    let Some((_, name)) = name.split_once(OF_VLM) else { return true };
-    let last = format!("model.text_model.layers.{}.", layers.saturating_sub(1));
-    let read = ["self_attn.k_proj", "self_attn.v_proj", "input_layernorm"];
-    match name.strip_prefix(&last) {
-        Some(part) => read.iter().any(|read| part.starts_with(read)),
-        None => !name.starts_with("model.text_model.norm") && !name.starts_with("lm_head"),
-    }
+    LanguageModelAt { model: OF_VLM, text: "model.text_model." }.is_reached(name, layers)
 }
 
 /// The connector's one linear.

@@ -1,11 +1,11 @@
 //! A SmolVLA policy on a device: read from its directory, run forward and back, and asked for velocities.
 
-use std::{cell::Cell, path::Path, sync::Arc};
+use std::{cell::Cell, sync::Arc};
 
 use burn::tensor::Tensor;
 use coxswain_models::{
     Shelf,
-    joint::{JointModel, LayerSource, StreamLayer},
+    joint::{JointModel, LayerKind, StreamLayer},
     pretrained::{
         adapters::TunedModules,
         blocks::BlockWeights,
@@ -15,27 +15,30 @@ use coxswain_models::{
     },
 };
 use coxswain_nn::{
-    dtypes::FrozenDtype,
     kernels::{Tape, precision},
-    lora::{LoraLinear, TrainedModules, linear::LinearWeight},
     memory,
-    params::{BaseWeight, GradientSums, Init, ParamId, ParamScope, TrainableLayout, Trainables},
+    params::{GradientSums, ParamScope, TrainableLayout, Trainables},
     recompute::segment::{Input, RecordedSegment, Segment},
 };
 
 use super::{
-    batch::{Draws, PolicyObservation, Training},
     config::SmolVlaConfig,
-    dropped::SampleRows,
-    ends::{ActionSegment, Ends, StateSegment, VelocitySegment, sinusoids},
-    kept::{KeptSegment, recorded},
-    layer::{LayerSegment, PairedLayer, Suffix, SuffixRows},
+    ends::{ActionSegment, Ends, StateSegment, VelocitySegment},
+    layer::{LayerSegment, PairedLayer, Suffix},
+    masks::Masks,
     names::{EXPERT_AT, RULES, is_reached},
-    prefix::{Prefix, PrefixPass},
-    rotary::{Masks, Rotary, placed},
     tuning,
 };
-use crate::{directory::PolicyDirectory, groups::EXPERT};
+use crate::{
+    batch::{Draws, PolicyObservation, Training},
+    dropped::{SampleRows, SuffixRows},
+    kept::{KeptSegment, recorded},
+    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    prefix::{Prefix, PrefixPass},
+    rotary::{Rotary, placed},
+    sinusoids::sinusoids,
+    source::ExpertSource,
+};
 
 /// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
 pub struct SmolVla<B: Tape<Base = B>> {
@@ -45,17 +48,6 @@ pub struct SmolVla<B: Tape<Base = B>> {
     expert: Vec<StreamLayer<B>>,
     ends: Ends<B>,
     device: B::Device,
-}
-
-/// The files of a policy, and how they are read.
-#[derive(Clone, Copy, Debug)]
-pub struct PolicyFiles<'f> {
-    /// The policy's own.
-    pub directory: &'f PolicyDirectory,
-    /// The directory of its vision-language model, for `config.json` alone.
-    pub backbone: &'f Path,
-    /// How frozen weights are kept.
-    pub dtype: FrozenDtype,
 }
 
 /// What a forward pass kept.
@@ -97,7 +89,7 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         let mut source = ExpertSource { loader: &mut loader, full: &tuned.full };
         let expert = (0..vlm.outline().layers).map(|number| {
             let at = format!("{EXPERT_AT}.layers.{number}");
-            StreamLayer::load(&mut source, &at, config.expert(&shape, number, inner))
+            StreamLayer::load(&mut source, &at, config.expert(&shape, number, inner), LayerKind::Llama)
         });
         let expert = expert.collect::<Result<Vec<_>, _>>()?;
         let e = config.expert(&shape, 0, inner).width;
@@ -181,20 +173,6 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         }
     }
 
-    /// Values of a token's feature.
-    pub fn feature_width(&self) -> usize {
-        self.vlm.outline().layer.width
-    }
-
-    /// Features of a micro-batch's images, `[tokens, d]`, as [`PolicyObservation`] has them.
-    pub fn image_features(
-        &self,
-        trainables: &Trainables<B>,
-        observed: PolicyObservation<'_>,
-    ) -> Result<Tensor<B, 2>, TokenError> {
-        self.prefix(trainables, observed).image_features()
-    }
-
     /// A function that predicts velocities without a tape, for sampling: prefix and state are run here,
     /// once.
     pub fn velocity<'a>(
@@ -242,7 +220,8 @@ impl<B: Tape<Base = B>> SmolVla<B> {
         trainables: &'a Trainables<B>,
         observed: PolicyObservation<'o>,
     ) -> PrefixPass<'a, 'o, B> {
-        PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, dropout: None }
+        let scale = (self.vlm.outline().layer.width as f32).sqrt();
+        PrefixPass { model: &*self.vlm, trainables, observed, device: &self.device, scale, dropout: None }
     }
 
     fn suffix(&self, prefix: &Prefix<'_, B>, dropout: Option<SuffixRows<B>>) -> Suffix<B> {
@@ -280,38 +259,39 @@ impl<B: Tape<Base = B>> SmolVla<B> {
     }
 }
 
-/// The expert's weights. What trains of them in full is in the group of action experts, under the names of
-/// the file.
-struct ExpertSource<'l, 'a, B: Tape<Base = B>> {
-    loader: &'l mut Loader<'a, B>,
-    full: &'l TrainedModules,
-}
-
-impl<B: Tape<Base = B>> ExpertSource<'_, '_, B> {
-    fn trained(&mut self, name: String, shape: &[usize]) -> ParamId {
-        self.loader.layout.add(name, shape, EXPERT, shape.len() > 1, Init::Pretrained)
-    }
-}
-
-impl<B: Tape<Base = B>> LayerSource<B> for ExpertSource<'_, '_, B> {
-    fn linear(
-        &mut self,
-        module: &str,
-        [inputs, outputs]: [usize; 2],
-        bias: bool,
-    ) -> Result<LoraLinear<B>, ModelError> {
-        if !self.full.contains(module) {
-            return self.loader.linear(module, [inputs, outputs], bias);
-        }
-        let weight = LinearWeight::Trained(self.trained(format!("{module}.weight"), &[outputs, inputs]));
-        let bias = bias.then(|| BaseWeight::Trained(self.trained(format!("{module}.bias"), &[outputs])));
-        Ok(LoraLinear::new(weight, bias, None))
+impl<B: Tape<Base = B>> Policy<B> for SmolVla<B> {
+    fn sizes(&self) -> PolicySizes<'_> {
+        self.config.sizes()
     }
 
-    fn gain(&mut self, name: &str, len: usize) -> Result<BaseWeight<B, 1>, ModelError> {
-        if !self.full.trains(name) {
-            return self.loader.gain(name, len);
-        }
-        Ok(BaseWeight::Trained(self.trained(name.into(), &[len])))
+    fn forward_kept<'a>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        training: Training<'_>,
+        observed: PolicyObservation<'a>,
+        draws: Draws<'_>,
+    ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError> {
+        let (velocity, trace) = self.forward(trainables, training, observed, draws)?;
+        Ok((velocity, Box::new(move |dv_nc, grads| self.backward(trainables, trace, dv_nc, grads))))
+    }
+
+    fn feature_width(&self) -> usize {
+        self.vlm.outline().layer.width
+    }
+
+    fn image_features(
+        &self,
+        trainables: &Trainables<B>,
+        observed: PolicyObservation<'_>,
+    ) -> Result<Tensor<B, 2>, TokenError> {
+        self.prefix(trainables, observed).image_features()
+    }
+
+    fn sampler<'a>(
+        &'a self,
+        trainables: &'a Trainables<B>,
+        observed: PolicyObservation<'_>,
+    ) -> Result<Velocity<'a, B>, TokenError> {
+        Ok(Box::new(self.velocity(trainables, observed)?))
     }
 }

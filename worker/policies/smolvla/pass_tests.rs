@@ -14,8 +14,7 @@ use coxswain_nn::{
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use super::*;
-use crate::directory::PolicyDirectory;
+use crate::{PassJob, PolicyFiles, directory::PolicyDirectory, pass};
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
 
@@ -57,7 +56,7 @@ fn passed(tensors: &Tensors, tasks: &str, gradients: bool) -> Result<Tensors, St
     let backbone = &Path::new(AT).join("vlm");
     let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
     let job = PassJob { files, inputs: &inputs, out: &out, gradients };
-    run_pass::<Flex>(job, shelf(), &Default::default()).map_err(|error| error.to_string())?;
+    pass::run::<Flex>(job, shelf(), &Default::default()).map_err(|error| error.to_string())?;
     let found = read_tensors(&out).expect("written");
     Ok(found.into_iter().map(|tensor| (tensor.name, (tensor.shape, tensor.values))).collect())
 }

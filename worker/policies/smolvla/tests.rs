@@ -34,14 +34,12 @@ use coxswain_proto::run_spec::Recompute;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::{
-    images::{Planes, letterbox, patches},
-    tuning::TuningSettings,
-    *,
-};
+use super::*;
 use crate::{
+    Draws, PolicyFiles, PolicyObservation, Training, TuningSettings,
     directory::{MeanStd, PolicyDirectory},
     export::{Export, PROCESSORS, Statistics, write},
+    images::{Alignment, Planes, letterbox, patches},
 };
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
@@ -126,7 +124,7 @@ impl Batch {
                 let (shape, bytes) = &expected.tensors[camera];
                 let (size, each) = ([shape[2], shape[3]], 3 * shape[2] * shape[3]);
                 let values: Vec<f32> = bytes[row * each..][..each].iter().map(|byte| byte / 255.0).collect();
-                let square = letterbox(Planes { values: &values, size }, outline.image_side);
+                let square = letterbox(Planes { values: &values, size }, outline.image_side, Alignment::End);
                 pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
                 ids.resize(ids.len() + outline.image_tokens(), image);
             }

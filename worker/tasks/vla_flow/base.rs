@@ -24,12 +24,8 @@ use coxswain_nn::{
     lora::Module,
 };
 use coxswain_policies::{
-    backbone::{self, NamedIn},
+    PolicyKind, TuningSettings,
     directory::{PolicyDirectory, is_policy},
-    smolvla::{
-        SmolVlaConfig, SmolVlaImages, SmolVlaPrompts,
-        tuning::{self, TuningSettings},
-    },
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
@@ -44,8 +40,10 @@ use crate::settings::unread;
 pub struct PolicyBase {
     /// The directory.
     pub directory: PolicyDirectory,
-    /// Its configuration.
-    pub config: SmolVlaConfig,
+    /// Its kind, with its configuration.
+    pub kind: PolicyKind,
+    /// By which its states and actions are normalised.
+    pub modes: [NormMode; 2],
     /// The directory of its vision-language model.
     pub backbone: PathBuf,
     /// What that says.
@@ -75,39 +73,38 @@ impl PolicyBase {
         models: Shelf<B>,
     ) -> Result<Self, ModelError> {
         let directory = PolicyDirectory::open(dir)?;
-        let (config, backbone) = named_model(&directory, given)?;
-        SmolVlaConfig::check_processors(&directory)?;
-        let outline = models.joint.of(&backbone)?.outline(&backbone, config.within())?;
-        let side = outline.image_side;
-        if config.image != [side, side] {
-            let problem =
-                format!("{:?}, and the vision tower of {} takes {side} by {side}", config.image, config.vlm);
-            let (path, field) = (directory.path, "resize_imgs_with_padding".into());
-            return Err(ModelError::Config { path, field, problem });
-        }
-        Ok(Self { directory, config, backbone, outline })
+        let kind = PolicyKind::of(&directory)?;
+        let backbone = kind.backbone(&directory, given)?;
+        let outline = kind.outline(&directory, &backbone, models)?;
+        let modes = PolicyKind::normalization(&directory)?;
+        Ok(Self { directory, kind, modes, backbone, outline })
     }
 
     /// What of it trains in a run.
     pub fn tuned(&self, vla: &VlaSettings) -> Result<TunedModules, ModelError> {
-        let Self { directory, config, outline, .. } = self;
         let asked = TuningSettings { lora: vla.lora.as_ref(), train: &vla.model.train };
-        tuning::tuned(&directory.dir, config, outline, asked)
+        self.kind.tuned(&self.directory, &self.outline, asked)
     }
 
     /// What of it trains by default: all that its own files say.
     pub fn as_published(&self) -> Result<TunedModules, ModelError> {
-        tuning::tuned(&self.directory.dir, &self.config, &self.outline, TuningSettings::default())
+        self.kind.tuned(&self.directory, &self.outline, TuningSettings::default())
     }
 
     /// Its modules.
     pub fn modules(&self) -> Vec<Module> {
-        tuning::modules(&self.directory.dir, &self.config, &self.outline)
+        self.kind.modules(&self.directory, &self.outline)
+    }
+
+    /// `data.normalization`, as a run on it has to have it.
+    pub fn normalization(&self) -> String {
+        let [state, action] = self.modes.map(NormMode::name);
+        format!("{{ state: {state}, action: {action} }}")
     }
 
     /// What of a run's settings such a policy does not have; the key, and what is wrong with it.
     pub fn misfit(&self, vla: &VlaSettings, spec: &RunSpec) -> Option<(&'static str, String)> {
-        let chunk = self.config.chunk;
+        let chunk = self.kind.sizes().chunk;
         let cameras = self.cameras_misfit(&vla.data);
         let modes = vla.data.normalization;
         let not_yet = "is not supported yet for LeRobot policies; leave it out";
@@ -164,9 +161,9 @@ impl PolicyBase {
             ),
             (cameras.is_none(), "data.cameras", cameras.unwrap_or_default()),
             (
-                [modes.state, modes.action] == [NormMode::MeanStd; 2],
+                [modes.state, modes.action] == self.modes,
                 "data.normalization",
-                "is not mean_std, which the policy was trained with".into(),
+                format!("differs from the policy's; set it to {}", self.normalization()),
             ),
             (vla.data.has_state(), "data.state", "is `none`, but the policy needs a state".into()),
         ];
@@ -176,7 +173,7 @@ impl PolicyBase {
     /// What is wrong with a data set's cameras: each has to be one of the policy's, by name or by the map,
     /// and they come in the policy's order, by which it tells them apart.
     fn cameras_misfit(&self, data: &Data) -> Option<String> {
-        let own = &self.config.cameras;
+        let own = self.kind.sizes().cameras;
         let place = |name: &String| own.iter().position(|own| own == data.renamed(name));
         let mut places: Vec<_> = data.cameras.iter().map(|name| (place(name), name)).collect();
         if let Some(name) = data.rename_map.keys().find(|name| !data.cameras.contains(name)) {
@@ -239,7 +236,7 @@ impl InputMakers {
     pub fn images(&self, vla: &VlaSettings) -> Result<Box<dyn ImageProcessor>, DataError> {
         match self {
             Self::Model { family, dir, .. } => family.images(dir, vla.data.pixel_bounds()),
-            Self::Policy(base) => Ok(Box::new(SmolVlaImages::of(&base.outline))),
+            Self::Policy(base) => Ok(Box::new(base.kind.images(&base.outline))),
         }
     }
 
@@ -256,9 +253,17 @@ impl InputMakers {
                 Ok(Box::new(with_actions))
             }
             Self::Policy(base) => {
-                let PolicyBase { backbone, outline, config, .. } = &**base;
-                Ok(Box::new(SmolVlaPrompts::open(backbone, outline, config.most_tokens, form)?))
+                let PolicyBase { backbone, outline, kind, .. } = &**base;
+                kind.prompts(backbone, outline, form)
             }
+        }
+    }
+
+    /// About how many tokens a prompt has beside its task, with so many values of a state, at most.
+    pub fn told_tokens(&self, state: usize) -> usize {
+        match self {
+            Self::Model { .. } => 0,
+            Self::Policy(base) => base.kind.told_tokens(state),
         }
     }
 }
@@ -266,20 +271,11 @@ impl InputMakers {
 /// Where the tokenizer of a run is: a policy's is beside the model that it names.
 pub fn tokenizer(vla: &VlaSettings) -> Result<PathBuf, ModelError> {
     let dir = directory::outline(&vla.model.path)?;
-    let dir = match is_policy(&dir) {
-        true => named_model(&PolicyDirectory::open(&dir)?, vla.model.backbone.as_deref().map(Path::new))?.1,
-        false => dir,
-    };
-    Ok(dir.join("tokenizer.json"))
-}
-
-/// A policy's configuration, and the directory of the vision-language model that it names, if not given.
-fn named_model(
-    directory: &PolicyDirectory,
-    given: Option<&Path>,
-) -> Result<(SmolVlaConfig, PathBuf), ModelError> {
-    let config = SmolVlaConfig::of(directory)?;
-    let named = NamedIn { path: &directory.path, field: "vlm_model_name", repository: &config.vlm };
-    let backbone = backbone::find(given, named)?;
-    Ok((config, backbone))
+    if !is_policy(&dir) {
+        return Ok(dir.join("tokenizer.json"));
+    }
+    let directory = PolicyDirectory::open(&dir)?;
+    let given = vla.model.backbone.as_deref().map(Path::new);
+    let backbone = PolicyKind::of(&directory)?.backbone(&directory, given)?;
+    Ok(backbone.join("tokenizer.json"))
 }

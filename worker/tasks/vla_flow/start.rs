@@ -9,7 +9,6 @@ use coxswain_models::{
     pretrained::{directory, error::ModelError},
 };
 use coxswain_nn::{files::StoredTensor, kernels::sizes::Sizes, lora::Module, params::Group};
-use coxswain_policies::smolvla::tuning::with_targets;
 use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::TaskError;
 
@@ -28,8 +27,8 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
     let base = PolicyBase::of(&vla, models).map_err(TaskError::bad_input)?;
-    let lora = |modules: &[Module]| match base {
-        Some(_) => Ok(vla.lora.as_ref().map(with_targets)),
+    let lora = |modules: &[Module]| match &base {
+        Some(base) => Ok(vla.lora.as_ref().map(|lora| base.kind.with_targets(lora))),
         None => Ok(Split::of(&vla, modules)?.model),
     };
     let modules = || {

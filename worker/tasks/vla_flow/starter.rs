@@ -91,7 +91,12 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     let horizon = policy.as_ref().map_or(horizon(report), |policy| policy.horizon() as u64);
     let seconds = horizon as f64 / report.fps.max(1e-9);
     file.lines(format_args!("  horizon: {horizon} # actions of a chunk: {seconds:.1} s"));
-    normalization(&mut file, &taken);
+    match policy.as_ref().and_then(PolicyStart::normalization) {
+        None => normalization(&mut file, &taken),
+        Some(line) => {
+            file.lines(format_args!("  normalization: {line} # as the policy's processors say"));
+        }
+    }
     let held_out: Vec<_> = held_out(report.episodes).iter().map(u64::to_string).collect();
     if !held_out.is_empty() {
         let list = held_out.join(", ");

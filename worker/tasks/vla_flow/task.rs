@@ -25,8 +25,9 @@ use coxswain_nn::{
     params::{Group, Init, ParamSpec},
 };
 use coxswain_policies::{
-    directory::is_policy,
-    smolvla::{PassJob, PolicyFiles, RULES, run_pass},
+    PassJob, PolicyFiles, PolicyKind,
+    directory::{PolicyDirectory, is_policy},
+    run_pass,
 };
 use coxswain_proto::{
     config::TaskSchema,
@@ -163,7 +164,7 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
         pretrained::digest(spec, |dir| match is_policy(dir) {
-            true => Ok(RULES),
+            true => Ok(PolicyKind::of(&PolicyDirectory::open(dir)?)?.rules()),
             false => Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules),
         })
     }

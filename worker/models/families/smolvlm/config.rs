@@ -8,43 +8,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::{
-    joint::{FileLocation, JointOutline, StreamShape, outline::NamedShape},
+    joint::{FileLocation, JointOutline, SiglipSizes, StreamShape, outline::NamedShape},
     pretrained::{config_file, error::ModelError, fields::Fields, pictures::PatchShape},
 };
 
 /// Added to the variance in the tower's norms where the file says nothing.
 const VISION_EPS: f64 = 1e-6;
-
-/// Sizes of the vision tower.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct VisionSizes {
-    /// Model width.
-    pub width: usize,
-    /// Blocks.
-    pub depth: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Width of the MLP.
-    pub inner: usize,
-    /// Side of an image in pixels.
-    pub side: usize,
-    /// Side of a patch in pixels.
-    pub patch: usize,
-    /// Added to the variance in norms.
-    pub eps: f64,
-}
-
-impl VisionSizes {
-    /// Patches along a side.
-    pub fn patches(&self) -> usize {
-        self.side / self.patch
-    }
-
-    /// Values of a patch.
-    pub fn patch_values(&self) -> usize {
-        3 * self.patch * self.patch
-    }
-}
 
 /// `config.json`, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +27,7 @@ pub(super) struct SmolVlmConfig {
     /// The id that stands for a token of an image.
     pub image_token: u32,
     /// The tower.
-    pub vision: VisionSizes,
+    pub vision: SiglipSizes,
     /// Side of the square of patches that becomes one token.
     pub shuffle: usize,
 }
@@ -115,29 +84,10 @@ impl SmolVlmConfig {
 
     /// Every tensor of `SmolVLMForConditionalGeneration` with so many decoder layers.
     fn tensors(&self, prefix: &str, layers: usize) -> Vec<NamedShape> {
-        let VisionSizes { width, depth, inner, patch, .. } = self.vision;
-        let (d, patches) = (self.layer.width, self.vision.patches());
-        let mut list = Vec::new();
+        let d = self.layer.width;
+        let mut list: Vec<NamedShape> = self.vision.tensors(&format!("{prefix}model.vision_model"));
         let mut add = |name: &str, shape: &[usize]| list.push((format!("{prefix}{name}"), shape.to_vec()));
-        let tower = "model.vision_model";
-        add(&format!("{tower}.embeddings.patch_embedding.weight"), &[width, 3, patch, patch]);
-        add(&format!("{tower}.embeddings.patch_embedding.bias"), &[width]);
-        add(&format!("{tower}.embeddings.position_embedding.weight"), &[patches * patches, width]);
-        for block in 0..depth {
-            let at = format!("{tower}.encoder.layers.{block}");
-            let square = ["q_proj", "k_proj", "v_proj", "out_proj"]
-                .map(|name| (format!("self_attn.{name}"), [width, width]));
-            let mlp = [("mlp.fc1".into(), [inner, width]), ("mlp.fc2".into(), [width, inner])];
-            for (name, shape) in square.into_iter().chain(mlp) {
-                add(&format!("{at}.{name}.weight"), &shape);
-                add(&format!("{at}.{name}.bias"), &shape[..1]);
-            }
-            for norm in ["layer_norm1", "layer_norm2"] {
-                ["weight", "bias"].iter().for_each(|part| add(&format!("{at}.{norm}.{part}"), &[width]));
-            }
-        }
-        ["weight", "bias"].iter().for_each(|part| add(&format!("{tower}.post_layernorm.{part}"), &[width]));
-        let shuffled = width * self.shuffle * self.shuffle;
+        let shuffled = self.vision.width * self.shuffle * self.shuffle;
         add("model.connector.modality_projection.proj.weight", &[d, shuffled]);
         add("model.text_model.embed_tokens.weight", &[self.vocab_size, d]);
         for layer in 0..layers {
@@ -177,9 +127,9 @@ fn layer(text: &Fields<'_>) -> Result<StreamShape, ModelError> {
     })
 }
 
-fn vision(tower: &Fields<'_>) -> Result<VisionSizes, ModelError> {
+fn vision(tower: &Fields<'_>) -> Result<SiglipSizes, ModelError> {
     tower.expect_str("hidden_act", "gelu_pytorch_tanh")?;
-    let vision = VisionSizes {
+    let vision = SiglipSizes {
         width: tower.uint("hidden_size")?.unwrap_or(1152),
         depth: tower.uint("num_hidden_layers")?.unwrap_or(12),
         heads: tower.uint("num_attention_heads")?.unwrap_or(16),

@@ -9,7 +9,7 @@ use coxswain_nn::{
 
 use super::{config::SmolVlmConfig, vision::ImageTower};
 use crate::{
-    joint::{JointModel, JointOutline, StreamLayer},
+    joint::{JointModel, JointOutline, LayerKind, StreamLayer},
     pretrained::{error::ModelError, loader::Loader},
 };
 
@@ -37,8 +37,10 @@ impl<B: ModelBackend> SmolVlmModel<B> {
             Some(id) => BaseWeight::Trained(id),
             None => loader.matrix(&table, shape)?.into(),
         };
-        let layer =
-            |number| StreamLayer::load(loader, &format!("{at}.text_model.layers.{number}"), config.layer);
+        let layer = |number| {
+            let at = format!("{at}.text_model.layers.{number}");
+            StreamLayer::load(loader, &at, config.layer, LayerKind::Llama)
+        };
         let layers = (0..outline.layers).map(layer).collect::<Result<_, _>>()?;
         Ok(Self { outline, images, table_vd, layers })
     }

@@ -1,91 +1,42 @@
-//! Images to what the connector reads, and the connector: SigLIP (arXiv 2303.15343), pixel shuffle.
+//! Images to what the connector reads, and the connector: SigLIP, pixel shuffle.
 //!
 //! ```text
-//! x = W_patch p + b + position                                  patches in raster order
-//! x = x + W_o attention(layer_norm(x));  x = x + W_2 gelu_tanh(W_1 layer_norm(x))      all with biases
-//! token = W_connector [squares of r x r patches of layer_norm(x), row by row]
+//! token = W_connector [squares of r x r patches of the tower's features, row by row]
 //! ```
 
 use burn::tensor::Tensor;
 use coxswain_nn::{
-    kernels::{AttentionMask, AttentionOps, ModelBackend, RowOps, Tape},
+    kernels::{ModelBackend, Tape},
     lora::LoraLinear,
-    memory,
-    params::{BaseWeight, ParamScope},
+    params::ParamScope,
 };
 
-use super::config::{SmolVlmConfig, VisionSizes};
-use crate::pretrained::{error::ModelError, loader::Loader};
+use super::config::SmolVlmConfig;
+use crate::{
+    joint::SiglipTower,
+    pretrained::{error::ModelError, loader::Loader},
+};
 
 /// The tower, which does not train, and what joins it to the language model.
 pub(super) struct ImageTower<B: ModelBackend> {
-    sizes: VisionSizes,
+    tower: SiglipTower<B>,
     shuffle: usize,
-    patch_embedding: LoraLinear<B>,
-    /// `[patches, d]`.
-    positions_pd: Tensor<B, 2>,
-    blocks: Vec<Block<B>>,
-    last_norm: TowerNorm<B>,
     /// From a row of the tower's output to the language model's width.
     pub connector: LoraLinear<B>,
-}
-
-struct Block<B: ModelBackend> {
-    norms: [TowerNorm<B>; 2],
-    qkv: [LoraLinear<B>; 3],
-    output: LoraLinear<B>,
-    mlp: [LoraLinear<B>; 2],
-}
-
-struct TowerNorm<B: ModelBackend> {
-    gain_d: Tensor<B, 1>,
-    bias_d: Tensor<B, 1>,
-    eps: f64,
-}
-
-impl<B: ModelBackend> TowerNorm<B> {
-    fn load(loader: &Loader<'_, B>, at: &str, width: usize, eps: f64) -> Result<Self, ModelError> {
-        let [gain_d, bias_d] = ["weight", "bias"].map(|part| loader.vector(&format!("{at}.{part}"), width));
-        Ok(Self { gain_d: gain_d?, bias_d: bias_d?, eps })
-    }
-
-    fn run(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
-        let row = |x_d: &Tensor<B, 1>| x_d.clone().unsqueeze::<2>();
-        <B as RowOps>::layer_norm(x_nd, self.eps) * row(&self.gain_d) + row(&self.bias_d)
-    }
 }
 
 impl<B: ModelBackend> ImageTower<B> {
     /// Loads what lies at `at.vision_model` and `at.connector`.
     pub fn load(config: &SmolVlmConfig, at: &str, loader: &mut Loader<'_, B>) -> Result<Self, ModelError> {
-        let sizes = config.vision.clone();
-        let VisionSizes { width, depth, patch, eps, .. } = sizes;
-        let tower = format!("{at}.vision_model");
-        let kernel = format!("{tower}.embeddings.patch_embedding");
-        // A convolution whose stride is its kernel is a linear map of the flattened patch.
-        let weight = loader.flattened(
-            &format!("{kernel}.weight"),
-            &[width, 3, patch, patch],
-            [width, sizes.patch_values()],
-        )?;
-        let bias: BaseWeight<B, 1> = loader.vector(&format!("{kernel}.bias"), width)?.into();
-        let positions = format!("{tower}.embeddings.position_embedding.weight");
-        let count = sizes.patches() * sizes.patches();
-        let shuffled = width * config.shuffle * config.shuffle;
+        let shuffled = config.vision.width * config.shuffle * config.shuffle;
         Ok(Self {
-            patch_embedding: LoraLinear::new(BaseWeight::from(weight), Some(bias), None),
-            positions_pd: loader.matrix(&positions, [count, width])?,
-            blocks: (0..depth)
-                .map(|number| Block::load(loader, &format!("{tower}.encoder.layers.{number}"), &sizes))
-                .collect::<Result<_, _>>()?,
-            last_norm: TowerNorm::load(loader, &format!("{tower}.post_layernorm"), width, eps)?,
+            tower: SiglipTower::load(config.vision.clone(), &format!("{at}.vision_model"), loader)?,
+            shuffle: config.shuffle,
             connector: loader.linear(
                 &format!("{at}.connector.modality_projection.proj"),
                 [shuffled, config.layer.width],
                 false,
             )?,
-            sizes,
-            shuffle: config.shuffle,
         })
     }
 }
@@ -93,67 +44,16 @@ impl<B: ModelBackend> ImageTower<B> {
 impl<B: Tape<Base = B>> ImageTower<B> {
     /// `[images * patches, values]` to `[images * tokens, r * r * d]`.
     pub fn run(&self, params: &ParamScope<'_, B>, patches_pi: Tensor<B, 2>) -> Tensor<B, 2> {
-        let (side, width) = (self.sizes.patches(), self.sizes.width);
+        let side = self.tower.sizes.patches();
         let images = patches_pi.dims()[0] / (side * side);
-        let x_nd = self.patch_embedding.forward(params, patches_pi).reshape([images, side * side, width]);
-        let positions_pd = self.positions_pd.clone().cast(x_nd.dtype());
-        let x_nd = (x_nd + positions_pd.unsqueeze::<3>()).reshape([images * side * side, width]);
-        let x_nd = self.blocks.iter().fold(x_nd, |x_nd, block| {
-            memory::check();
-            block.run(params, x_nd, images, &self.sizes)
-        });
-        self.shuffled(self.last_norm.run(x_nd), images)
+        self.shuffled(self.tower.run(params, patches_pi), images)
     }
 
     /// Squares of patches as one row each, their patches row by row.
     fn shuffled(&self, x_nd: Tensor<B, 2>, images: usize) -> Tensor<B, 2> {
-        let (r, d) = (self.shuffle, self.sizes.width);
-        let n = self.sizes.patches() / r;
+        let (r, d) = (self.shuffle, self.tower.sizes.width);
+        let n = self.tower.sizes.patches() / r;
         let squares = x_nd.reshape([images, n, r, n, r, d]).permute([0, 1, 3, 2, 4, 5]);
         squares.reshape([images * n * n, r * r * d])
-    }
-}
-
-impl<B: ModelBackend> Block<B> {
-    fn load(loader: &mut Loader<'_, B>, at: &str, sizes: &VisionSizes) -> Result<Self, ModelError> {
-        let VisionSizes { width, inner, eps, .. } = *sizes;
-        let norms = ["layer_norm1", "layer_norm2"]
-            .map(|name| TowerNorm::load(loader, &format!("{at}.{name}"), width, eps));
-        let [first, second] = norms;
-        let mut linear = |name: &str, features| loader.linear(&format!("{at}.{name}"), features, true);
-        let square = [width, width];
-        Ok(Self {
-            norms: [first?, second?],
-            qkv: [
-                linear("self_attn.q_proj", square)?,
-                linear("self_attn.k_proj", square)?,
-                linear("self_attn.v_proj", square)?,
-            ],
-            output: linear("self_attn.out_proj", square)?,
-            mlp: [linear("mlp.fc1", [width, inner])?, linear("mlp.fc2", [inner, width])?],
-        })
-    }
-}
-
-impl<B: Tape<Base = B>> Block<B> {
-    fn run(
-        &self,
-        params: &ParamScope<'_, B>,
-        x_nd: Tensor<B, 2>,
-        images: usize,
-        sizes: &VisionSizes,
-    ) -> Tensor<B, 2> {
-        let [n, d] = x_nd.dims();
-        let head_dim = d / sizes.heads;
-        let y_nd = self.norms[0].run(x_nd.clone());
-        let [q, k, v] = self.qkv.each_ref().map(|linear| {
-            linear.forward(params, y_nd.clone()).reshape([images, n / images.max(1), sizes.heads, head_dim])
-        });
-        let scale = (head_dim as f64).powf(-0.5);
-        let heads = <B as AttentionOps>::attention(q, k, v, &AttentionMask::Full, scale);
-        let x_nd = self.output.forward_residual(params, x_nd, heads.reshape([n, d]));
-        let [first, second] = &self.mlp;
-        let inner_nf = B::gelu_tanh(first.forward(params, self.norms[1].run(x_nd.clone())));
-        second.forward_residual(params, x_nd, inner_nf)
     }
 }

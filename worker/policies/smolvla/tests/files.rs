@@ -123,7 +123,7 @@ fn frames_and_tasks_become_what_lerobot_makes_of_them() {
     let form = PromptForm { template: "{task}", images: 2, max_text_tokens: None };
     let prompts =
         SmolVlaPrompts::open(&backbone, &outline, policy.config.most_tokens, &form).expect("it opens");
-    let images = SmolVlaImages::of(&outline);
+    let images = images(&outline);
     let batch = Batch::of(&expected, &policy.config);
     let seq = batch.ids.len() / batch.valid.len();
     for (row, task) in expected.about["tasks"].as_array().expect("a list").iter().enumerate() {

@@ -13,6 +13,7 @@ use coxswain_nn::{
 use coxswain_models::pretrained::prompts::DropoutKeys;
 
 use super::*;
+use crate::Policy;
 
 /// Adapters of rank 2 on what an expression means.
 fn lora(targets: &str) -> Lora {

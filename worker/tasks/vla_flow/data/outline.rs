@@ -136,7 +136,10 @@ impl Outline {
         let (prompt_tokens, prompt_length) = match tokenizer_bytes {
             1..=SMALL_TOKENIZER => {
                 let encoder = makers.prompts(&prompt_form(&vla))?;
-                let tokens = |text: &&str| encoder.encode(text, &images).map_or(0, |ids| ids.len());
+                // Values as far out as they get, which take the most to tell.
+                let state = vec![f32::MAX; dims.state];
+                let told = |text: &&str| encoder.encode_observed(text, &state, &images);
+                let tokens = |text: &&str| told(text).map_or(0, |ids| ids.len());
                 (texts.iter().map(tokens).max().unwrap_or(0), PromptLength::Encoded)
             }
             _ => {
@@ -149,7 +152,7 @@ impl Outline {
                     HeadKind::Flow => 0,
                     HeadKind::Oft => estimated_tokens(data.horizon),
                 };
-                let tokens = FRAME_TOKENS + seen + kept + actions;
+                let tokens = FRAME_TOKENS + seen + kept + actions + makers.told_tokens(dims.state);
                 (tokens, PromptLength::Estimated)
             }
         };

@@ -99,8 +99,8 @@ impl<'a> SampleReader<'a> {
             }
         }
         sample.pixel_values = pixels.into();
-        sample.input_ids =
-            dataset.prompt.encode(task, &sample.image_shapes).map_err(|fault| self.error("task", fault))?;
+        let ids = dataset.prompt.encode_observed(task, &sample.state, &sample.image_shapes);
+        sample.input_ids = ids.map_err(|fault| self.error("task", fault))?;
         Ok(sample)
     }
 

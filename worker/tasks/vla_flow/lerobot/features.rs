@@ -5,7 +5,6 @@ use coxswain_nn::{
     kernels::Tape,
     params::{Group, Trainables},
 };
-use coxswain_policies::smolvla::RULES;
 use coxswain_task::{Batch, CachedFeatures, Extractor, FeatureShape, FrozenWeights, TaskError};
 
 use super::PolicyObjective;
@@ -56,13 +55,14 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     }
 
     fn frozen(&self) -> Result<Box<dyn FrozenWeights>, TaskError> {
-        let PolicyBase { directory, outline, .. } = &self.base;
+        let PolicyBase { directory, outline, kind, .. } = &self.base;
+        let rules = kind.rules();
         let below = outline.tensors.iter().map(|(name, _)| name.clone());
-        let below = below.filter(|name| matches!((RULES.place)(name), Place::Vision(_)));
+        let below = below.filter(|name| matches!((rules.place)(name), Place::Vision(_)));
         let sizes = (outline.image_side, outline.patches, outline.layer);
         let dtype = self.settings.model.weights_dtype;
-        let about = format!("smolvla\n{}\n{dtype:?}\n{sizes:?}", B::name(&self.passes.device));
-        let tensors = FrozenTensors::open(&directory.dir, RULES, below, &about);
+        let about = format!("{}\n{}\n{dtype:?}\n{sizes:?}", directory.kind(), B::name(&self.passes.device));
+        let tensors = FrozenTensors::open(&directory.dir, rules, below, &about);
         Ok(Box::new(tensors.map_err(TaskError::bad_input)?))
     }
 }

@@ -15,7 +15,6 @@ use coxswain_nn::{
 use coxswain_policies::{
     directory::Feature,
     export::{Export, Rounding, Statistics, write},
-    smolvla::{RULES, connector},
 };
 use coxswain_proto::run_spec::{CacheMode, RunSpec};
 use coxswain_task::{
@@ -88,8 +87,8 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
     fn write(&self, out: &Path, layout: &TrainableLayout, values: &[f32]) -> Result<Rounding, TaskError> {
         let Self { base, inputs, outputs, statistics, renamed, .. } = self;
         let (directory, plan) = (&base.directory, self.tuned.trains().lora);
-        let export =
-            Export { directory, rules: RULES, plan, layout, values, inputs, outputs, statistics, renamed };
+        let rules = base.kind.rules();
+        let export = Export { directory, rules, plan, layout, values, inputs, outputs, statistics, renamed };
         write(out, export).map_err(TaskError::io)
     }
 
@@ -109,7 +108,7 @@ pub(super) fn check(
     if let Some((field, problem)) = base.misfit(settings, spec) {
         return Err(PolicyError::Setting { field, problem });
     }
-    let [state, action] = base.config.padded;
+    let [state, action] = base.kind.sizes().padded;
     for (field, found, most) in [("data.state", dims.state, state), ("data.action", dims.action, action)] {
         if found > most {
             let problem = format!("has {found} values, and the policy has room for {most}");
@@ -117,7 +116,7 @@ pub(super) fn check(
         }
     }
     let tuned = base.tuned(settings)?;
-    let connector = connector();
+    let connector = base.kind.connector();
     let is_connector = |module: &&ModelModule| module.name == connector;
     let trains =
         base.modules().iter().find(is_connector).is_some_and(|module| tuned.trains().touches(module));
@@ -237,7 +236,7 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
     }
 
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
-        let checkpoint = CheckpointDir { path: &self.base.directory.dir, rules: RULES };
+        let checkpoint = CheckpointDir { path: &self.base.directory.dir, rules: self.base.kind.rules() };
         let dtype = self.settings.model.weights_dtype;
         let values = self.tuned.initial_values::<B>(self.spec.run.seed, layout, checkpoint, dtype);
         values.map_err(TaskError::bad_input)
@@ -254,7 +253,7 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
         let mut written = POLICY.to_vec();
         if let Some(plan) = self.tuned.trains().lora {
             let base_model = &self.settings.model.path;
-            let readme = readme(base_model);
+            let readme = readme(base_model, self.base.kind.class());
             let trained_above = Some(self.settings.model.weights_dtype);
             let origin =
                 AdapterOrigin { base_model, task_type: None, readme: &readme, tied: None, trained_above };
@@ -280,7 +279,7 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
 }
 
 /// The README of a policy's adapter.
-fn readme(base_model: &str) -> String {
+fn readme(base_model: &str, [module, class]: [&str; 2]) -> String {
     format!(
         "---\n\
          base_model: {base_model}\n\
@@ -293,9 +292,9 @@ fn readme(base_model: &str) -> String {
          # LoRA adapter of {base_model}\n\n\
          Trained by Coxswain. The policy beside this directory, `../policy`, has it merged.\n\n\
          ```python\n\
-         from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy\n\
+         from {module} import {class}\n\
          from peft import PeftModel\n\n\
-         base = SmolVLAPolicy.from_pretrained(\"{base_model}\")\n\
+         base = {class}.from_pretrained(\"{base_model}\")\n\
          policy = PeftModel.from_pretrained(base, \"path/to/this/directory\")\n\
          ```\n"
     )

@@ -9,14 +9,13 @@ use coxswain_nn::{
     dtypes::FrozenDtype,
     params::{Group, TrainableLayout},
 };
-use coxswain_policies::smolvla::RULES;
 use coxswain_task::Module;
 
 use crate::vla_flow::{EXPERT, base::PolicyBase, config::VlaSettings};
 
 /// The frozen tensors that training loads of a policy.
 pub fn frozen(base: &PolicyBase, tuned: &TunedModules) -> Vec<FrozenTensor> {
-    let mut tensors = frozen_tensors(RULES, &base.modules());
+    let mut tensors = frozen_tensors(base.kind.rules(), &base.modules());
     tensors.retain(|tensor| tuned.trains().group(&tensor.name).is_none());
     tensors
 }

@@ -13,7 +13,7 @@ use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{Draws, PolicyFiles, PolicyObservation, RULES, SmolVla, Training};
+use coxswain_policies::{Draws, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
@@ -43,7 +43,7 @@ pub struct TunedPolicy<'p> {
 /// A policy with what its passes need of a run.
 pub struct PolicyPasses<B: Tape<Base = B>> {
     /// The policy.
-    pub policy: SmolVla<B>,
+    pub policy: Box<dyn Policy<B>>,
     /// The id that stands for a token of an image.
     pub image: u32,
     /// `run.seed`.
@@ -63,6 +63,8 @@ struct PolicyBatch {
     state: Vec<f32>,
     actions: Vec<f32>,
     widths: Vec<usize>,
+    /// `[b, chunk]`, which steps count.
+    valid: Vec<f32>,
 }
 
 impl<B: Tape<Base = B>> PolicyPasses<B> {
@@ -78,10 +80,10 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let settings = VlaSettings::of(spec)?;
         let dtype = settings.model.weights_dtype;
         let mut layout = TrainableLayout::default();
-        let PolicyBase { directory, backbone, .. } = base;
+        let PolicyBase { directory, backbone, kind, .. } = base;
         let files = PolicyFiles { directory, backbone, dtype };
-        let policy = SmolVla::load(files, tuned, models, &mut layout, device)?;
-        let checkpoint = CheckpointDir { path: &directory.dir, rules: RULES };
+        let policy = kind.load(files, tuned, models, &mut layout, device)?;
+        let checkpoint = CheckpointDir { path: &directory.dir, rules: kind.rules() };
         let initial = tuned.initial_values::<B>(spec.run.seed, &layout, checkpoint, dtype)?;
         let passes = Self {
             policy,
@@ -110,9 +112,9 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let padded = self.padded(batch);
         let noised = self.noised(batch, &padded);
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
-        let (velocity, trace) = self
+        let (velocity, backward) = self
             .policy
-            .forward(trainables, self.training(batch), self.observed(batch, &padded), draws)
+            .forward_kept(trainables, self.training(batch), self.observed(batch, &padded), draws)
             .map_err(|error| failed(batch, PassError::from(error)))?;
         let clean = self.clean(batch, &padded, &batch.action_widths);
         let loss = flow::squared_error(&download(velocity), &noised.target, clean);
@@ -128,7 +130,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         if let Some(scale) = grads.scaled(clean.valid_count()) {
             dv_nc = dv_nc * scale;
         }
-        self.policy.backward(trainables, trace, dv_nc, grads);
+        backward(dv_nc, grads);
         clock.lap(STAGE);
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
     }
@@ -142,7 +144,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let noised = self.noised(batch, &padded);
         let velocity = self
             .policy
-            .velocity(trainables, self.observed(batch, &padded))
+            .sampler(trainables, self.observed(batch, &padded))
             .map_err(|error| failed(batch, PassError::from(error)))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let clean = self.clean(batch, &padded, &batch.action_widths);
@@ -159,7 +161,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         batch: &MicroBatch,
         seed: u64,
     ) -> Result<Vec<f32>, StepError> {
-        let chunk = self.policy.config.chunk * self.width();
+        let chunk = self.policy.sizes().chunk * self.width();
         let start = flow::starting_noise(seed, &batch.sample_indices, chunk);
         let sampled = self.sample_from(trainables, batch, start)?;
         Ok(sampled.chunks(self.width()).flat_map(|step| step[..self.action].to_vec()).collect())
@@ -179,20 +181,25 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let padded = self.padded(batch);
         let velocity = self
             .policy
-            .velocity(trainables, self.observed(batch, &padded))
+            .sampler(trainables, self.observed(batch, &padded))
             .map_err(|error| failed(batch, PassError::from(error)))?;
-        Ok(flow::sample(CONVENTION, self.policy.config.steps, start, |x, t| {
+        Ok(flow::sample(CONVENTION, self.policy.sizes().steps, start, |x, t| {
             download(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
         }))
     }
 
     fn width(&self) -> usize {
-        self.policy.config.padded[1]
+        self.policy.sizes().padded[1]
     }
 
     fn padded(&self, batch: &MicroBatch) -> PolicyBatch {
-        let [state, action] = self.policy.config.padded;
+        let PolicySizes { padded: [state, action], counts_padding, .. } = self.policy.sizes();
+        let valid = match counts_padding {
+            true => vec![1.0; batch.action_valid.len()],
+            false => batch.action_valid.clone(),
+        };
         PolicyBatch {
+            valid,
             state: widened(&batch.state, batch.len(), state),
             actions: widened(&batch.actions, batch.action_valid.len(), action),
             widths: vec![action; batch.len()],
@@ -240,7 +247,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         CleanActions {
             samples: &batch.sample_indices,
             actions: &padded.actions,
-            valid: &batch.action_valid,
+            valid: &padded.valid,
             action: self.width(),
             widths,
         }

@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use coxswain_data::{
-    DataError, FeatureReport,
+    DataError, FeatureReport, NormMode,
     place::hub::{self, Repository},
     yaml::yaml_scalar,
 };
 use coxswain_models::pretrained::error::ModelError;
 use coxswain_policies::{
+    PolicyKind,
     directory::{PolicyDirectory, is_policy},
-    smolvla::SmolVlaConfig,
 };
 use coxswain_task::StarterJob;
 
@@ -23,7 +23,8 @@ const EMPTY: &str = ".empty_camera_";
 /// A policy that a run is to begin with.
 pub struct PolicyStart {
     directory: PolicyDirectory,
-    config: SmolVlaConfig,
+    kind: PolicyKind,
+    modes: [NormMode; 2],
 }
 
 impl PolicyStart {
@@ -36,19 +37,27 @@ impl PolicyStart {
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
         let directory = PolicyDirectory::open(dir)?;
-        let config = SmolVlaConfig::of(&directory)?;
-        Ok(Self { directory, config })
+        let kind = PolicyKind::of(&directory)?;
+        let modes = PolicyKind::normalization(&directory)?;
+        Ok(Self { directory, kind, modes })
+    }
+
+    /// `data.normalization`, where it is not what a run file without it says.
+    pub fn normalization(&self) -> Option<String> {
+        let [state, action] = self.modes;
+        let (state, action) = (state.name(), action.name());
+        (self.modes != [NormMode::MeanStd; 2]).then(|| format!("{{ state: {state}, action: {action} }}"))
     }
 
     /// Actions of a chunk.
     pub fn horizon(&self) -> usize {
-        self.config.chunk
+        self.kind.sizes().chunk
     }
 
     /// Of a data set's cameras those that the policy has places for, each with the policy's name: in its
     /// order, those of equal names in their places and the others in what is left.
     pub fn cameras<'r>(&self, there: &[&'r FeatureReport]) -> Vec<(&'r FeatureReport, &str)> {
-        let own = || self.config.cameras.iter().filter(|name| !name.contains(EMPTY));
+        let own = || self.kind.sizes().cameras.iter().filter(|name| !name.contains(EMPTY));
         let named = |name: &str| there.iter().copied().find(|camera| camera.name == name);
         let mut others = there.iter().copied().filter(|camera| own().all(|name| *name != camera.name));
         let place = |name: &'_ String| named(name).or_else(|| others.next());

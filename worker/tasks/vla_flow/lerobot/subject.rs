@@ -12,7 +12,7 @@ use coxswain_nn::{
     kernels::sizes::{Sizes, SizesDevice},
     params::{Group, ParamSpec, TrainableLayout, Trainables},
 };
-use coxswain_policies::smolvla::{PolicyFiles, RULES, SmolVla};
+use coxswain_policies::{Policy, PolicyFiles};
 use coxswain_proto::{
     human,
     ids::Step,
@@ -90,12 +90,12 @@ impl PolicySubject {
         Ok(subject)
     }
 
-    fn load(&self, device: &SizesDevice) -> Result<(SmolVla<Sizes>, TrainableLayout), ModelError> {
+    fn load(&self, device: &SizesDevice) -> Result<(Box<dyn Policy<Sizes>>, TrainableLayout), ModelError> {
         let mut layout = TrainableLayout::default();
-        let PolicyBase { directory, backbone, .. } = &self.base;
+        let PolicyBase { directory, backbone, kind, .. } = &self.base;
         let dtype = self.settings.model.weights_dtype;
         let files = PolicyFiles { directory, backbone, dtype };
-        let policy = SmolVla::load(files, &self.tuned, self.models, &mut layout, device)?;
+        let policy = kind.load(files, &self.tuned, self.models, &mut layout, device)?;
         Ok((policy, layout))
     }
 
@@ -191,7 +191,8 @@ impl PolicySubject {
     /// Parameters of the whole policy that do not train.
     fn frozen(&self) -> usize {
         let tensors = self.base.modules();
-        let tensors = frozen_tensors(RULES, &tensors).into_iter().chain(head_tensor(&tensors));
+        let tensors =
+            frozen_tensors(self.base.kind.rules(), &tensors).into_iter().chain(head_tensor(&tensors));
         let full = tensors.filter(|tensor| self.tuned.trains().group(&tensor.name).is_none());
         full.map(|tensor| tensor.elements).sum()
     }
@@ -211,7 +212,7 @@ impl Subject for PolicySubject {
     }
 
     fn model(&self) -> String {
-        format!("{:?} {:?}", self.base.config, self.base.outline.layer)
+        format!("{:?} {:?}", self.base.kind, self.base.outline.layer)
     }
 
     fn predict(&self, ask: Ask) -> Prediction {

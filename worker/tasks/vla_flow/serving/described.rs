@@ -5,9 +5,16 @@
 //! | `policy.json`, `stats.json` | what a policy of this task's own takes, and by which statistics |
 //! | `policy/` | a policy of LeRobot's, which says both itself |
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use coxswain_data::{DataError, NormMode, lerobot::stats::Stats, text::read_json};
+use coxswain_data::{
+    DataError,
+    lerobot::stats::{FeatureStats, Stats},
+    text::read_json,
+};
 use coxswain_models::{Shelf, pretrained::pictures::Fit};
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_policies::{
@@ -95,7 +102,8 @@ fn missing(path: &Path) -> DataError {
 
 /// What a policy directory of LeRobot's says. Its noise is as wide as what its actions are padded to.
 fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<PolicyDescription, DataError> {
-    let PolicyBase { config, directory, outline, .. } = &base;
+    let PolicyBase { kind, modes, directory, outline, .. } = &base;
+    let config = kind.sizes();
     let inputs = directory.features("input_features").map_err(unread)?;
     let camera = |name: &String| {
         let own = settings.data.renamed(name);
@@ -111,11 +119,11 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         };
         Ok(CameraInput { name: name.clone(), height, width })
     };
-    let numbers = |name: &str, width| NumericFeature {
+    let numbers = |name: &str, width, normalization| NumericFeature {
         name: name.into(),
         shape: vec![width],
         names: Vec::new(),
-        normalization: NormMode::MeanStd,
+        normalization,
         parts: Vec::new(),
         rows: None,
     };
@@ -124,9 +132,9 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         format: PolicyFile::FORMATS[0],
         base_model: settings.model.path.clone(),
         cameras: settings.data.cameras.iter().map(camera).collect::<Result<_, _>>()?,
-        state: Some(numbers("observation.state", config.state)),
+        state: Some(numbers("observation.state", config.state, modes[0])),
         sensor: None,
-        action: numbers("action", config.action),
+        action: numbers("action", config.action, modes[1]),
         chunk: Chunk { horizon: config.chunk, action_stride: 1, delta_actions: Vec::new() },
         prompt: settings.data.prompt.clone(),
         history: Vec::new(),
@@ -143,13 +151,15 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         padded: Some(PaddedSizes { state, action }),
         observation: None,
     };
-    let kept = directory.statistics(PROCESSORS[0], NORMALIZER)?;
-    let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
-    let stats = kept.into_iter().map(|(feature, of)| {
-        let both = [("mean", of.mean), ("std", of.std)];
-        (feature, both.into_iter().map(|(name, values)| (name.to_owned(), wide(values))).collect())
-    });
-    let stats = Some(Stats(stats.collect()));
+    let kept = directory.kept_by(PROCESSORS[0], NORMALIZER)?;
+    let mut stats = BTreeMap::<String, FeatureStats>::new();
+    for (name, values) in kept {
+        if let Some((feature, what)) = name.rsplit_once('.') {
+            let wide = values.into_iter().map(f64::from).collect();
+            stats.entry(feature.to_owned()).or_default().insert(what.to_owned(), wide);
+        }
+    }
+    let stats = Some(Stats(stats));
     let stats_path = directory.dir.join(PROCESSORS[0]);
     Ok(PolicyDescription { file, stats, stats_path, noise: action, settings, base: Some(base) })
 }

@@ -384,7 +384,8 @@ impl RequestReader for ObservationReader {
         if let Some(normalizer) = &self.state {
             normalizer.apply(&mut state);
         }
-        let state = widened(&state, frames, padded.state);
+        let told = state;
+        let state = widened(&told, frames, padded.state);
         let mut sample = Sample { state, action_width: own, ..Sample::default() };
         let sensor = self.names.sensor.as_deref().zip(self.file.sensor.as_ref()).zip(self.sensor.as_ref());
         if let Some(((name, feature), normalizer)) = sensor {
@@ -419,7 +420,7 @@ impl RequestReader for ObservationReader {
         self.see(request, &mut sample)?;
         sample.input_ids = self
             .prompt
-            .encode(instruction, &sample.image_shapes)
+            .encode_observed(instruction, &told, &sample.image_shapes)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
         Ok(Box::new(ObservedSample { sample, offset }))
     }

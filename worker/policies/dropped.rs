@@ -3,21 +3,29 @@
 
 use coxswain_models::pretrained::prompts::{DropoutKeys, Prompts};
 use coxswain_nn::kernels::{
-    DropoutRows, Tape,
+    DropoutRows, ModelBackend, Tape,
     dropout::{row_word, sample_word},
 };
-
-use super::layer::SuffixRows;
 
 /// Where a state's token is in its sample; actions are behind it.
 const STATE: u64 = 1 << 32;
 
 /// The rows that each part reads.
-pub(super) struct SampleRows<B: Tape<Base = B>> {
+pub(crate) struct SampleRows<B: Tape<Base = B>> {
     /// Tokens of prefixes, `[b * s]`.
     pub tokens: DropoutRows<B>,
     /// What follows them.
     pub suffix: SuffixRows<B>,
+}
+
+/// The rows that linear layers read behind a prefix, as adapters drop of them.
+pub(crate) struct SuffixRows<B: ModelBackend> {
+    /// The states' tokens, `[b]`.
+    pub state: DropoutRows<B>,
+    /// Actions, `[b * c]`.
+    pub actions: DropoutRows<B>,
+    /// Keys and values of prefix and state, `[b * (s + 1)]`.
+    pub known: DropoutRows<B>,
 }
 
 impl<B: Tape<Base = B>> SampleRows<B> {

@@ -9,7 +9,7 @@ use coxswain_nn::{
 use coxswain_proto::run_spec::Recompute;
 
 /// Of a segment its graph, or its inputs.
-pub(super) enum KeptSegment<'a, B: Tape<Base = B>> {
+pub(crate) enum KeptSegment<'a, B: Tape<Base = B>> {
     Graph(RecordedSegment<'a, B>),
     Inputs(Vec<Input<B>>),
 }
@@ -47,7 +47,7 @@ impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
 }
 
 /// A segment on a tape, whose adapters drop what they do of these rows.
-pub(super) fn recorded<'a, B: Tape<Base = B>>(
+pub(crate) fn recorded<'a, B: Tape<Base = B>>(
     segment: &impl Segment<B>,
     trainables: &'a Trainables<B>,
     inputs: Vec<Input<B>>,

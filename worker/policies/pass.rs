@@ -5,11 +5,9 @@ use std::{ops::Range, path::Path, sync::Arc};
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
     Shelf,
-    joint::JointOutline,
     pretrained::{
         checkpoint::CheckpointDir,
         error::ModelError,
-        pictures::ImageShape,
         prompts::{Prompts, Rows},
     },
     vision_language::{PromptEncoder, PromptForm},
@@ -24,25 +22,19 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 
-use super::{
-    batch::{Draws, PolicyObservation, Training},
-    config::SmolVlaConfig,
-    images::{Planes, letterbox, patches},
-    inputs::SmolVlaPrompts,
-    names::RULES,
-    network::{PolicyFiles, SmolVla},
-    tuning::{TuningSettings, tuned},
-};
 use crate::{
-    directory::MeanStd,
-    export::PROCESSORS,
+    batch::{Draws, PolicyObservation, Training},
+    images::{Planes, PolicyImages},
+    kind::PolicyKind,
+    normalizer::{NormalizedFeature, Normalizer, Side},
     pass_files::{PassInputs, PassResults},
+    policy::{Policy, PolicyFiles, PolicySizes},
+    tuning::TuningSettings,
 };
 
-/// LeRobot's steps that normalise, in the processor before and behind the policy.
-const NORMALIZERS: [&str; 2] = ["normalizer_processor", "unnormalizer_processor"];
-/// What LeRobot adds to deviations.
-const EPS: f32 = 1e-8;
+/// Features, by name and type.
+const STATE: [&str; 2] = ["observation.state", "STATE"];
+const ACTION: [&str; 2] = ["action", "ACTION"];
 
 /// From which file to which, and whether with gradients.
 #[derive(Clone, Copy, Debug)]
@@ -57,25 +49,62 @@ pub struct PassJob<'j> {
     pub gradients: bool,
 }
 
+/// A policy that a pass goes through.
+pub(crate) struct PassPolicy<'p, B: Tape<Base = B>> {
+    /// The policy.
+    pub policy: &'p dyn Policy<B>,
+    /// What of it trains.
+    pub trainables: &'p Trainables<B>,
+    /// The id that stands for a token of an image.
+    pub image: u32,
+    /// Pictures to its input.
+    pub images: PolicyImages,
+    /// Tasks and states to ids.
+    pub prompts: &'p dyn PromptEncoder,
+    /// What the pass keeps for its gradients.
+    pub recompute: Recompute,
+    /// Where it is.
+    pub device: &'p B::Device,
+}
+
 /// Samples from the noise; with recorded actions also the loss at the given times.
 pub fn run<B: Tape<Base = B>>(
     job: PassJob<'_>,
     models: Shelf<B>,
     device: &B::Device,
 ) -> Result<(), ModelError> {
-    let PassJob { files, inputs, out, gradients } = job;
     pool::join();
-    let inputs = &PassInputs::read(inputs)?;
+    let inputs = &PassInputs::read(job.inputs)?;
+    let PolicyFiles { directory, backbone, dtype } = job.files;
+    let kind = PolicyKind::of(directory)?;
+    let outline = kind.outline(directory, backbone, models)?;
+    let tuned = kind.tuned(directory, &outline, TuningSettings::default())?;
     let mut layout = TrainableLayout::default();
-    let dir = &files.directory.dir;
-    let config = SmolVlaConfig::of(files.directory)?;
-    let outline = models.joint.of(files.backbone)?.outline(files.backbone, config.within())?;
-    let tuned = tuned(dir, &config, &outline, TuningSettings::default())?;
-    let policy = SmolVla::load(files, &tuned, models, &mut layout, device)?;
-    let initial =
-        tuned.initial_values::<B>(0, &layout, CheckpointDir { path: dir, rules: RULES }, files.dtype)?;
-    let trainables = Trainables::new(layout, initial, device);
-    let pass = Pass { files, policy: &policy, trainables: &trainables, inputs, outline, device };
+    let policy = &*kind.load(job.files, &tuned, models, &mut layout, device)?;
+    let checkpoint = CheckpointDir { path: &directory.dir, rules: kind.rules() };
+    let initial = tuned.initial_values::<B>(0, &layout, checkpoint, dtype)?;
+    let form = PromptForm { template: "{task}", images: 0, max_text_tokens: None };
+    let of = PassPolicy {
+        policy,
+        trainables: &Trainables::new(layout, initial, device),
+        image: outline.image_token,
+        images: kind.images(&outline),
+        prompts: &*kind.prompts(backbone, &outline, &form)?,
+        recompute: Recompute::None,
+        device,
+    };
+    run_through(job, inputs, of)
+}
+
+/// The same through a policy that is there.
+pub(crate) fn run_through<B: Tape<Base = B>>(
+    job: PassJob<'_>,
+    inputs: &PassInputs,
+    of: PassPolicy<'_, B>,
+) -> Result<(), ModelError> {
+    let PassJob { files, out, gradients, .. } = job;
+    let sizes = of.policy.sizes();
+    let pass = Pass { files, sizes, of, inputs };
     let batch = pass.batch()?;
     let mut results = PassResults::default();
     pass.sample(&batch, &mut results)?;
@@ -89,11 +118,9 @@ pub fn run<B: Tape<Base = B>>(
 
 struct Pass<'p, B: Tape<Base = B>> {
     files: PolicyFiles<'p>,
-    policy: &'p SmolVla<B>,
-    trainables: &'p Trainables<B>,
+    sizes: PolicySizes<'p>,
+    of: PassPolicy<'p, B>,
     inputs: &'p PassInputs,
-    outline: JointOutline,
-    device: &'p B::Device,
 }
 
 /// Images, prompts and states as the policy sees them.
@@ -115,17 +142,14 @@ impl ModelInputs {
 
 impl<B: Tape<Base = B>> Pass<'_, B> {
     fn batch(&self) -> Result<ModelInputs, ModelError> {
-        let Self { inputs, outline, policy, .. } = self;
-        let config = &policy.config;
-        let form = PromptForm { template: "{task}", images: 0, max_text_tokens: None };
-        let prompts = SmolVlaPrompts::open(self.files.backbone, outline, config.most_tokens, &form)?;
+        let Self { inputs, sizes: config, of: PassPolicy { image, images, prompts, .. }, .. } = self;
+        let of_states = inputs.rows_of("observation.state", &[config.state])?;
+        let states = self.normalized(STATE, of_states)?;
         let cameras: Vec<_> = config.cameras.iter().filter(|camera| inputs.has(camera)).collect();
         if cameras.is_empty() {
             let names = config.cameras.join(", ");
             return Err(inputs.wrong("observation.images", format!("none of the policy's: {names}")));
         }
-        let side = (outline.image_side / outline.patches.patch) as u32;
-        let shape: ImageShape = [1, side, side];
         let (mut rows, mut pixels) = (Vec::new(), Vec::new());
         for (row, task) in inputs.tasks.iter().enumerate() {
             let mut shown = Vec::new();
@@ -137,11 +161,12 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
                 let (size, values) = inputs.images(camera)?;
                 let each = 3 * size[0] * size[1];
                 let picture = Planes { values: &values[row * each..][..each], size };
-                let square = letterbox(picture, outline.image_side);
-                pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
-                shown.push(shape);
+                pixels.push(Arc::new(images.seen(picture)));
+                shown.push(images.square());
             }
-            rows.push(prompts.encode(task, &shown).map_err(|problem| inputs.wrong("tasks", problem))?);
+            let state = &states[row * config.state..][..config.state];
+            let ids = prompts.encode_observed(task, state, &shown);
+            rows.push(ids.map_err(|problem| inputs.wrong("tasks", problem))?);
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let valid = rows.iter().map(|row| 0..row.len() as u32).collect();
@@ -149,49 +174,27 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             row.resize(longest, prompts.pad());
             row
         });
-        let state = inputs.rows_of("observation.state", &[config.state])?;
-        let state = self.normalized("observation.state", state, [config.state, config.padded[0]])?;
-        Ok(ModelInputs { ids: ids.collect(), valid, pixels, image: outline.image_token, state })
+        let state = widened(&states, config.state, config.padded[0]);
+        Ok(ModelInputs { ids: ids.collect(), valid, pixels, image: *image, state })
     }
 
-    /// Mean and deviation of a feature; none where the directory keeps none, and values go as they are.
-    fn statistics(&self, side: usize, feature: &str, width: usize) -> Result<Option<MeanStd>, ModelError> {
-        let directory = self.files.directory;
-        let found = directory.statistics(PROCESSORS[side], NORMALIZERS[side])?.remove(feature);
-        match found.as_ref().filter(|of| of.mean.len() != width) {
-            None => Ok(found),
-            Some(of) => Err(ModelError::Config {
-                path: directory.dir.join(PROCESSORS[side]),
-                field: feature.into(),
-                problem: format!("statistics of {} values; config.json says {width}", of.mean.len()),
-            }),
-        }
+    fn normalizer(&self, side: Side, [name, kind]: [&str; 2]) -> Result<Option<Normalizer>, ModelError> {
+        let width = if kind == STATE[1] { self.sizes.state } else { self.sizes.action };
+        Normalizer::of(self.files.directory, side, NormalizedFeature { name, kind, width })
     }
 
-    /// Normalised, and padded from one width to another.
-    fn normalized(
-        &self,
-        feature: &str,
-        values: &[f32],
-        [width, padded]: [usize; 2],
-    ) -> Result<Vec<f32>, ModelError> {
-        let of = self.statistics(0, feature, width)?;
-        let mut out = vec![0.0; values.len() / width * padded];
-        for (to, row) in out.chunks_mut(padded).zip(values.chunks(width)) {
-            for (at, value) in row.iter().enumerate() {
-                let one = of.as_ref().map(|of| (value - of.mean[at]) / (of.std[at] + EPS));
-                to[at] = one.unwrap_or(*value);
-            }
-        }
-        Ok(out)
+    fn normalized(&self, feature: [&str; 2], values: &[f32]) -> Result<Vec<f32>, ModelError> {
+        let Some(of) = self.normalizer(Side::Before, feature)? else { return Ok(values.to_vec()) };
+        let width = if feature == STATE { self.sizes.state } else { self.sizes.action };
+        let each = values.iter().enumerate();
+        Ok(each.map(|(at, value)| of.normalized(at % width, *value)).collect())
     }
 
     fn sample(&self, seen: &ModelInputs, results: &mut PassResults) -> Result<(), ModelError> {
-        let Self { inputs, policy, trainables, .. } = self;
-        let config = &policy.config;
+        let Self { inputs, sizes: config, of: PassPolicy { policy, trainables, .. }, .. } = self;
         let (rows, width, steps) = (inputs.rows(), config.padded[1], config.steps);
         let mut x = inputs.rows_of("noise", &[config.chunk, width])?.to_vec();
-        let velocity = policy.velocity(trainables, seen.observed()).map_err(|error| self.unrun(error))?;
+        let velocity = policy.sampler(trainables, seen.observed()).map_err(|error| self.unrun(error))?;
         for step in 0..steps {
             let times = vec![1.0 - step as f32 / steps as f32; rows];
             let v = values(velocity(Draws { times: &times, noisy: &x }));
@@ -200,25 +203,24 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let mut actions: Vec<f32> = x.chunks(width).flat_map(|step| step[..config.action].to_vec()).collect();
         let shape = [rows, config.chunk, config.action];
         results.add("actions.normalized", &shape, actions.clone());
-        if let Some(of) = self.statistics(1, "action", config.action)? {
+        if let Some(of) = self.normalizer(Side::Behind, ACTION)? {
             let places = actions.iter_mut().enumerate();
-            places.for_each(|(at, value)| {
-                *value = *value * of.std[at % config.action] + of.mean[at % config.action];
-            });
+            places.for_each(|(at, value)| *value = of.raw(at % config.action, *value));
         }
         results.add("actions", &shape, actions);
         Ok(())
     }
 
     fn loss(&self, seen: &ModelInputs, gradients: bool, results: &mut PassResults) -> Result<(), ModelError> {
-        let Self { inputs, policy, trainables, device, .. } = self;
-        let config = &policy.config;
+        let Self {
+            inputs, sizes: config, of: PassPolicy { policy, trainables, recompute, device, .. }, ..
+        } = self;
         let (rows, chunk, width) = (inputs.rows(), config.chunk, config.padded[1]);
         let noise = inputs.rows_of("noise", &[chunk, width])?;
         let times = inputs.rows_of("time", &[])?;
         let recorded = inputs.rows_of("action", &[chunk, config.action])?;
-        let actions = self.normalized("action", recorded, [config.action, width])?;
-        let padding = match inputs.has("action_is_pad") {
+        let actions = widened(&self.normalized(ACTION, recorded)?, config.action, width);
+        let padding = match inputs.has("action_is_pad") && !config.counts_padding {
             true => inputs.rows_of("action_is_pad", &[chunk])?.to_vec(),
             false => vec![0.0; rows * chunk],
         };
@@ -228,9 +230,9 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         };
         let noisy: Vec<f32> = noise.iter().zip(&actions).enumerate().map(mix).collect();
         let draws = Draws { times, noisy: &noisy };
-        let training = Training { recompute: Recompute::None, dropout: None };
-        let forward = policy.forward(trainables, training, seen.observed(), draws);
-        let (velocity, trace) = forward.map_err(|error| self.unrun(error))?;
+        let training = Training { recompute: *recompute, dropout: None };
+        let forward = policy.forward_kept(trainables, training, seen.observed(), draws);
+        let (velocity, backward) = forward.map_err(|error| self.unrun(error))?;
         let velocity = values(velocity);
         let off: Vec<f32> = velocity
             .iter()
@@ -251,7 +253,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             let dv_nc = Tensor::from_data(TensorData::new(slopes, [rows * chunk, width]), *device);
             let layout = trainables.layout();
             let mut grads = FlatGrads::<B::Flat>::at(&B::Flat::place(device), layout.len());
-            policy.backward(trainables, trace, dv_nc, &mut grads);
+            backward(dv_nc, &mut grads);
             for param in layout.params() {
                 let values = grads.values().read(param.range()).into_owned();
                 results.add(format!("grad.{}", param.name), &param.shape, values);
@@ -267,4 +269,11 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
 
 fn values<B: Tape<Base = B>>(x: Tensor<B, 2>) -> Vec<f32> {
     x.into_data().convert::<f32>().into_vec().expect("converted to f32")
+}
+
+/// Rows of values, each followed by zeros.
+fn widened(values: &[f32], width: usize, to: usize) -> Vec<f32> {
+    let row =
+        |row: &[f32]| row.iter().copied().chain(std::iter::repeat_n(0.0, to - width)).collect::<Vec<_>>();
+    values.chunks(width).flat_map(row).collect()
 }

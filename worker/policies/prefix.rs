@@ -1,5 +1,5 @@
 //! The prefix: images and prompt through the language model's layers, of which the keys and values are
-//! kept.
+//! kept, as policies attend to them.
 //!
 //! Every token of a prefix sees every other, and none sees what follows it. Layers below the first that
 //! trains run without a tape. From there on a layer is a segment, `[b * s, d]` to one row in which what the
@@ -22,24 +22,26 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 
-use super::{
+use crate::{
     batch::PolicyObservation,
     kept::KeptSegment,
     rotary::{Rotary, placed},
 };
 
 /// What the prefix of a micro-batch is made of.
-pub(super) struct PrefixPass<'a, 'o, B: Tape<Base = B>> {
+pub(crate) struct PrefixPass<'a, 'o, B: Tape<Base = B>> {
     pub model: &'a dyn JointModel<B>,
     pub trainables: &'a Trainables<B>,
     pub observed: PolicyObservation<'o>,
     pub device: &'a B::Device,
+    /// What embeddings and features are multiplied by.
+    pub scale: f32,
     /// Its tokens, as adapters drop of them.
     pub dropout: Option<DropoutRows<B>>,
 }
 
 /// Keys, rotated, and values of each layer, `[b * s, kv]`, and which of the `s` tokens are a row's.
-pub(super) struct Prefix<'a, B: Tape<Base = B>> {
+pub(crate) struct Prefix<'a, B: Tape<Base = B>> {
     pub layers: Vec<[Tensor<B, 2>; 2]>,
     pub valid: Vec<Range<u32>>,
     pub seq: usize,
@@ -129,18 +131,19 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
         Ok(Prefix { layers, valid: valid.to_vec(), seq, first, kept, embedding, context })
     }
 
-    /// Embeddings of tokens with features of images in their places, times the root of their width.
+    /// Embeddings of tokens with features of images in their places, times the scale.
     fn embedded(&self, training: bool) -> Result<(Tensor<B, 2>, Option<Embedding<'a, B>>), TokenError> {
         let Self { model, trainables, observed, device, .. } = *self;
         let outline = model.outline();
         let (vocab, ids) = (outline.vocab_size, observed.prompts.input_ids);
         let [_, seq] = observed.prompts.rows.axes(ids.len());
-        if let Some(at) = ids.iter().position(|&id| id as usize >= vocab) {
+        if let Some(at) = ids.iter().position(|&id| id as usize >= vocab && id != observed.image) {
             let (row, position) = (at / seq.max(1), at % seq.max(1));
             return Err(TokenError::Vocabulary { row, position, id: ids[at].into(), vocab });
         }
-        let scale = (outline.layer.width as f32).sqrt();
-        let x_nd = model.token_embeddings(trainables, ids);
+        // The place of an image's token is looked up as well: as any token, since its own may be none.
+        let of_text = ids.iter().map(|&id| if id == observed.image { 0 } else { id }).collect::<Vec<_>>();
+        let x_nd = model.token_embeddings(trainables, &of_text);
         let images: Vec<usize> = (0..ids.len()).filter(|&at| ids[at] == observed.image).collect();
         let lookups = model
             .trained_table()
@@ -155,7 +158,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
             (Tensor::cat(vec![x_nd, features_md], 0).select(0, places(sources, device)), connector)
         };
         let trains = connector.is_some() || lookups.is_some();
-        Ok((x_nd * scale, trains.then_some(Embedding { connector, images, lookups })))
+        Ok((x_nd * self.scale, trains.then_some(Embedding { connector, images, lookups })))
     }
 
     /// Features of so many tokens of images: those that were kept, or the tower's and the connector's. With
@@ -237,7 +240,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
         grads: &mut dyn GradientSums<B>,
     ) {
         let Some(Embedding { connector, images, lookups }) = prefix.embedding else { return };
-        let dx_nd = dx_nd * (self.model.outline().layer.width as f32).sqrt();
+        let dx_nd = dx_nd * self.scale;
         if let Some(connector) = connector {
             let images = images.into_iter().map(|at| at as i32).collect();
             connector.backward(dx_nd.clone().select(0, places(images, self.device)), grads);

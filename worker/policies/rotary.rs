@@ -14,7 +14,7 @@ const WAVELENGTH: f32 = 10_000.0;
 const UNSEEN: f32 = -1e30;
 
 /// Cosines and sines, `[b, s, k]`.
-pub(super) struct Rotary<B: ModelBackend>([Tensor<B, 3>; 2]);
+pub(crate) struct Rotary<B: ModelBackend>([Tensor<B, 3>; 2]);
 
 impl<B: ModelBackend> Rotary<B> {
     /// Of tokens at these positions, `[b, s]`, in heads of `head_dim`.
@@ -40,39 +40,25 @@ impl<B: ModelBackend> Rotary<B> {
     }
 }
 
-/// What tokens behind the prefix see.
-pub(super) struct Masks<B: ModelBackend> {
-    /// The prefix and the state, `[b, 1, 1, s + 1]`: what the state's token sees, and what actions see in a
-    /// layer that does not attend jointly.
-    pub state: Tensor<B, 4>,
-    /// The same and the actions up to itself, `[b, 1, c, s + 1 + c]`.
-    pub joint: Tensor<B, 4>,
+/// Scores of keys `[b, 1, 1, s + behind]`, for prefixes that are these ranges of `s` tokens: what is a row's
+/// of them is seen, and every token behind them.
+pub(crate) fn key_mask<B: ModelBackend>(
+    valid: &[Range<u32>],
+    [seq, behind]: [usize; 2],
+    device: &B::Device,
+) -> Tensor<B, 4> {
+    let seen = |row: &Range<u32>, key: usize| key >= seq || row.contains(&(key as u32));
+    let scores = valid.iter().flat_map(|row| (0..seq + behind).map(move |key| score(seen(row, key))));
+    placed(scores.collect(), [valid.len(), 1, 1, seq + behind], device)
 }
 
-impl<B: ModelBackend> Masks<B> {
-    /// Of prefixes that are these ranges of `seq` tokens, before `chunk` actions.
-    pub fn new(valid: &[Range<u32>], seq: usize, chunk: usize, device: &B::Device) -> Self {
-        let seen = |row: &Range<u32>, key: usize, action: Option<usize>| match key {
-            _ if key < seq => row.contains(&(key as u32)),
-            _ if key == seq => true,
-            _ => action.is_some_and(|action| key - seq - 1 <= action),
-        };
-        let score = |seen: bool| if seen { 0.0 } else { UNSEEN };
-        let of_state = valid.iter().flat_map(|row| (0..=seq).map(move |key| score(seen(row, key, None))));
-        let of_actions = valid.iter().flat_map(|row| {
-            (0..chunk)
-                .flat_map(move |action| (0..=seq + chunk).map(move |key| score(seen(row, key, Some(action)))))
-        });
-        let (batch, keys) = (valid.len(), seq + 1);
-        Self {
-            state: placed(of_state.collect(), [batch, 1, 1, keys], device),
-            joint: placed(of_actions.collect(), [batch, 1, chunk, keys + chunk], device),
-        }
-    }
+/// What is added to the score of a key.
+pub(crate) fn score(seen: bool) -> f32 {
+    if seen { 0.0 } else { UNSEEN }
 }
 
 /// Queries `[b, q, heads, k]` that attend to keys and values `[b, s, kv_heads, k]` as the mask says.
-pub(super) fn attend<T: Tape>(
+pub(crate) fn attend<T: Tape>(
     q_bqhk: Tensor<T, 4>,
     [k_bshk, v_bshk]: [Tensor<T, 4>; 2],
     mask: &Tensor<T::Base, 4>,
@@ -90,7 +76,7 @@ pub(super) fn attend<T: Tape>(
 }
 
 /// Values of this shape on a device.
-pub(super) fn placed<B: ModelBackend, const D: usize>(
+pub(crate) fn placed<B: ModelBackend, const D: usize>(
     values: Vec<f32>,
     shape: [usize; D],
     device: &B::Device,

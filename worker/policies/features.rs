@@ -1,0 +1,73 @@
+//! What a policy's configuration says of the samples that it is made for.
+
+use coxswain_models::pretrained::{error::ModelError, fields::Fields};
+
+use crate::directory::{Feature, PolicyDirectory};
+
+/// Cameras, states and actions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PolicyFeatures {
+    /// Cameras, by the names of their features, in the order in which the prefix has them.
+    pub cameras: Vec<String>,
+    /// Values of a state.
+    pub state: usize,
+    /// Values of an action.
+    pub action: usize,
+    /// Steps of a chunk.
+    pub chunk: usize,
+    /// What states and actions are padded to.
+    pub padded: [usize; 2],
+}
+
+impl PolicyFeatures {
+    /// Those of a directory, checked.
+    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+        let fields = directory.fields()?;
+        let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
+        let (inputs, outputs) = (inputs?, outputs?);
+        let number =
+            |key: &str, otherwise: usize| Ok::<_, ModelError>(fields.uint(key)?.unwrap_or(otherwise));
+        let features = Self {
+            cameras: inputs.iter().filter(|one| one.kind == "VISUAL").map(|one| one.name.clone()).collect(),
+            state: width_of(&fields, "input_features", &inputs, "STATE")?,
+            action: width_of(&fields, "output_features", &outputs, "ACTION")?,
+            chunk: number("chunk_size", 50)?,
+            padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
+        };
+        features.check(&fields)?;
+        Ok(features)
+    }
+
+    fn check(&self, fields: &Fields<'_>) -> Result<(), ModelError> {
+        if self.cameras.is_empty() {
+            return Err(
+                fields.error("input_features", "no feature of type VISUAL; a policy has at least one camera")
+            );
+        }
+        if self.chunk == 0 {
+            return Err(fields.error("chunk_size", "0; expected at least 1"));
+        }
+        for (key, found, most) in
+            [("max_state_dim", self.state, self.padded[0]), ("max_action_dim", self.action, self.padded[1])]
+        {
+            if found > most {
+                return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
+            }
+        }
+        if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
+            return Err(fields.error("n_obs_steps", "a policy of one frame alone is read"));
+        }
+        Ok(())
+    }
+}
+
+/// Values of the one feature of this type.
+fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) -> Result<usize, ModelError> {
+    let mut found = features.iter().filter(|feature| feature.kind == kind);
+    match (found.next().map(|feature| &feature.shape[..]), found.next()) {
+        (Some(&[width]), None) if width > 0 => Ok(width),
+        _ => {
+            Err(fields.error(key, format!("expected one feature of type {kind}, whose shape is one number")))
+        }
+    }
+}

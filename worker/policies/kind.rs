@@ -1,0 +1,195 @@
+//! The kinds of policies, and what each answers of its own: all that tasks ask of a policy before it is on a
+//! device, and how it comes there.
+
+use std::path::{Path, PathBuf};
+
+use coxswain_data::{DataError, NormMode};
+use coxswain_models::{
+    Shelf,
+    joint::JointOutline,
+    pretrained::{adapters::TunedModules, error::ModelError, rules::Rules},
+    vision_language::{PromptEncoder, PromptForm},
+};
+use coxswain_nn::{
+    kernels::Tape,
+    lora::{Lora, Module},
+    params::TrainableLayout,
+};
+
+use crate::{
+    backbone::{self, NamedIn},
+    directory::{PI05, PolicyDirectory},
+    images::PolicyImages,
+    normalizer::mode,
+    pi05,
+    policy::{Policy, PolicyFiles, PolicySizes},
+    smolvla,
+    tuning::TuningSettings,
+};
+
+/// A kind of policy, with a directory's checked configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PolicyKind {
+    /// SmolVLA.
+    SmolVla(smolvla::SmolVlaConfig),
+    /// pi0.5.
+    Pi05(pi05::Pi05Config),
+}
+
+impl PolicyKind {
+    /// Checks a directory's configuration and processors.
+    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+        match directory.kind() {
+            PI05 => pi05::Pi05Config::of(directory).map(Self::Pi05),
+            _ => {
+                let config = smolvla::SmolVlaConfig::of(directory)?;
+                smolvla::SmolVlaConfig::check_processors(directory)?;
+                Ok(Self::SmolVla(config))
+            }
+        }
+    }
+
+    /// The directory of its vision-language model: given, or in Hugging Face's cache.
+    pub fn backbone(&self, directory: &PolicyDirectory, given: Option<&Path>) -> Result<PathBuf, ModelError> {
+        let (field, repository) = match self {
+            Self::SmolVla(config) => ("vlm_model_name", &config.vlm[..]),
+            Self::Pi05(_) => ("paligemma_variant", pi05::PALIGEMMA),
+        };
+        backbone::find(given, NamedIn { path: &directory.path, field, repository })
+    }
+
+    /// What the directory of its vision-language model says, which has to be of the images that it sees.
+    pub fn outline<B: Tape<Base = B>>(
+        &self,
+        directory: &PolicyDirectory,
+        backbone: &Path,
+        models: Shelf<B>,
+    ) -> Result<JointOutline, ModelError> {
+        let (within, field, image) = match self {
+            Self::SmolVla(config) => (config.within(), "resize_imgs_with_padding", config.image),
+            Self::Pi05(config) => (pi05::Pi05Config::within(), "image_resolution", [config.image; 2]),
+        };
+        let outline = models.joint.of(backbone)?.outline(backbone, within)?;
+        let side = outline.image_side;
+        if image == [side; 2] {
+            return Ok(outline);
+        }
+        let problem =
+            format!("{image:?}, and the vision tower of {} takes {side} by {side}", backbone.display());
+        Err(ModelError::Config { path: directory.path.clone(), field: field.into(), problem })
+    }
+
+    /// What it says of samples.
+    pub fn sizes(&self) -> PolicySizes<'_> {
+        match self {
+            Self::SmolVla(config) => config.sizes(),
+            Self::Pi05(config) => config.sizes(),
+        }
+    }
+
+    /// By which states and actions are normalised, as its processor before the policy says.
+    pub fn normalization(directory: &PolicyDirectory) -> Result<[NormMode; 2], ModelError> {
+        let of = |kind| mode(directory, kind);
+        Ok([of("STATE")?, of("ACTION")?])
+    }
+
+    /// What names in its file mean.
+    pub fn rules(&self) -> Rules {
+        match self {
+            Self::SmolVla(_) => smolvla::RULES,
+            Self::Pi05(_) => pi05::RULES,
+        }
+    }
+
+    /// The one linear between vision tower and language model.
+    pub fn connector(&self) -> String {
+        match self {
+            Self::SmolVla(_) => smolvla::connector(),
+            Self::Pi05(_) => pi05::connector(),
+        }
+    }
+
+    /// What of the policy in a directory trains beside such a vision-language model.
+    pub fn tuned(
+        &self,
+        directory: &PolicyDirectory,
+        vlm: &JointOutline,
+        asked: TuningSettings<'_>,
+    ) -> Result<TunedModules, ModelError> {
+        match self {
+            Self::SmolVla(config) => smolvla::tuning::tuned(&directory.dir, config, vlm, asked),
+            Self::Pi05(config) => pi05::tuning::tuned(config, vlm, asked),
+        }
+    }
+
+    /// The section `lora`, with LeRobot's targets where it has none.
+    pub fn with_targets(&self, lora: &Lora) -> Lora {
+        match self {
+            Self::SmolVla(_) => smolvla::tuning::with_targets(lora),
+            Self::Pi05(_) => pi05::tuning::with_targets(lora),
+        }
+    }
+
+    /// All its modules, beside such a vision-language model.
+    pub fn modules(&self, directory: &PolicyDirectory, vlm: &JointOutline) -> Vec<Module> {
+        match self {
+            Self::SmolVla(config) => smolvla::tuning::modules(&directory.dir, config, vlm),
+            Self::Pi05(config) => pi05::tuning::modules(config, vlm),
+        }
+    }
+
+    /// Reads a policy. What trains of it is registered in `layout`: what is in full under the file's names,
+    /// adapters under PEFT's.
+    pub fn load<B: Tape<Base = B>>(
+        &self,
+        files: PolicyFiles<'_>,
+        tuned: &TunedModules,
+        models: Shelf<B>,
+        layout: &mut TrainableLayout,
+        device: &B::Device,
+    ) -> Result<Box<dyn Policy<B>>, ModelError> {
+        Ok(match self {
+            Self::SmolVla(_) => Box::new(smolvla::SmolVla::load(files, tuned, models, layout, device)?),
+            Self::Pi05(_) => Box::new(pi05::Pi05::load(files, tuned, models, layout, device)?),
+        })
+    }
+
+    /// Pictures to its input.
+    pub fn images(&self, vlm: &JointOutline) -> PolicyImages {
+        match self {
+            Self::SmolVla(_) => smolvla::images(vlm),
+            Self::Pi05(_) => pi05::images(vlm),
+        }
+    }
+
+    /// Tasks and states to ids, with the tokenizer in `backbone`.
+    pub fn prompts(
+        &self,
+        backbone: &Path,
+        vlm: &JointOutline,
+        form: &PromptForm<'_>,
+    ) -> Result<Box<dyn PromptEncoder>, DataError> {
+        Ok(match self {
+            Self::SmolVla(config) => {
+                Box::new(smolvla::SmolVlaPrompts::open(backbone, vlm, config.most_tokens, form)?)
+            }
+            Self::Pi05(config) => Box::new(pi05::Pi05Prompts::open(backbone, vlm, config.most_tokens, form)?),
+        })
+    }
+
+    /// About how many tokens a prompt has beside its task, with so many values of a state, at most.
+    pub fn told_tokens(&self, state: usize) -> usize {
+        match self {
+            Self::SmolVla(_) => 0,
+            Self::Pi05(config) => pi05::told_tokens(state).min(config.most_tokens),
+        }
+    }
+
+    /// Module and class of LeRobot's policy, as Python has them.
+    pub fn class(&self) -> [&'static str; 2] {
+        match self {
+            Self::SmolVla(_) => ["lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"],
+            Self::Pi05(_) => ["lerobot.policies.pi05.modeling_pi05", "PI05Policy"],
+        }
+    }
+}
