@@ -22,8 +22,8 @@ fn of_golden(changes: &[(&str, Value)]) -> RunSpec {
 #[test]
 fn a_run_of_pi05_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let (built, batch) = built(&of_golden(&[])).expect("it is built");
-    let (losses, trained) = descend(&built, &batch, 0.05, 8);
-    assert!(losses[7] < 0.9 * losses[0], "{losses:?}");
+    let (losses, trained) = descend(&built, &batch, 0.02, 8);
+    assert!(losses[7] < losses[0], "{losses:?}");
     let dir = tempfile::tempdir().expect("a directory for the test");
     let written = built.objective.export(dir.path(), &built.layout, &trained).expect("it is written");
     assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
@@ -44,10 +44,10 @@ fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
     let spec = of_golden(&[]);
     let samples = VlaFlow::<Flex>::default().open(&spec).expect("it opens");
     let dataset = samples.downcast_ref::<Dataset>().expect("one set");
-    let last = (0..dataset.len()).rev().map(|index| dataset.sample(index).expect("it is read"));
-    let rows: Vec<_> = last.take(3).collect();
-    assert_ne!(rows[0].input_ids, rows[2].input_ids, "of one task, in two states");
-    assert!(rows[0].action_is_pad.iter().any(|pad| *pad), "an episode's last frame");
+    let read = |index: u64| dataset.sample(index).expect("it is read");
+    let rows = [0, 20, dataset.len() - 1].map(read);
+    assert_ne!(rows[0].input_ids, rows[1].input_ids, "of one episode, in two states");
+    assert!(rows[2].action_is_pad.iter().any(|pad| *pad), "an episode's last frame");
     let (built, _) = built(&spec).expect("it is built");
     let batch = collate(Step(1), &rows, dataset.pad_token());
     let trainables = Trainables::<Flex>::new(built.layout, built.initial, &Default::default());
