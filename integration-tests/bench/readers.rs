@@ -30,7 +30,7 @@ use std::{
 };
 
 use coxswain_identity::{CertificateFiles, Credentials, Scope, Token, Tokens};
-use coxswain_proto::v1::{HeartbeatRequest, coordinator_client::CoordinatorClient};
+use coxswain_proto::v1::{HeartbeatRequest, WorkerPhase, coordinator_client::CoordinatorClient};
 use nix::sys::resource::{UsageWho, getrusage};
 use support::{
     CoxProcess,
@@ -177,6 +177,7 @@ impl Bench {
                     let request = HeartbeatRequest {
                         worker_id: u64::MAX,
                         incarnation: "nobody".into(),
+                        phase: WorkerPhase::Loading.into(),
                         ..Default::default()
                     };
                     let asked = Instant::now();
