@@ -55,7 +55,7 @@ impl PolicyFeatures {
             }
         }
         if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
-            return Err(fields.error("n_obs_steps", "a policy of one frame alone is read"));
+            return Err(fields.error("n_obs_steps", "only policies of one frame are supported"));
         }
         Ok(())
     }

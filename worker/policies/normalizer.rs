@@ -116,7 +116,7 @@ fn mode_of(directory: &PolicyDirectory, side: Side, kind: &str) -> Result<NormMo
         Some(other) => Err(ModelError::Config {
             path: directory.dir.join(file),
             field: format!("norm_map.{kind}"),
-            problem: format!("{other}; MEAN_STD, QUANTILES and IDENTITY are read here"),
+            problem: format!("{other}; supported are MEAN_STD, QUANTILES and IDENTITY"),
         }),
     }
 }

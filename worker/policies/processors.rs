@@ -28,19 +28,17 @@ impl ReadProcessors {
                 let name = &step.name;
                 if !known.contains(&&name[..]) {
                     let known = known.join(", ");
-                    return Err(wrong(format!("{name:?}, which is not read here; {known} are")));
+                    return Err(wrong(format!("{name:?}, which is not supported; supported are {known}")));
                 }
                 if step.config.get("enabled").and_then(Value::as_bool) == Some(true) {
-                    return Err(wrong(format!("{name} is enabled, which is not read here")));
+                    return Err(wrong(format!("{name} is enabled, which is not supported")));
                 }
                 let modes = step.config.get("norm_map").and_then(Value::as_object);
                 for (kind, mode) in modes.into_iter().flatten() {
                     let read = if kind == "VISUAL" { &["IDENTITY"][..] } else { self.modes };
                     if !read.iter().any(|read| mode == read) {
                         let read = read.join(" or ");
-                        return Err(wrong(format!(
-                            "{name} has {mode} for {kind}; {read} alone is read here"
-                        )));
+                        return Err(wrong(format!("{name} has {mode} for {kind}; only {read} is supported")));
                     }
                 }
             }

@@ -24,7 +24,7 @@ use coxswain_models::{
 use coxswain_nn::lora::{Bias, Lora, LoraError, LoraTargets, Module, ModuleKind};
 
 /// Why the vision tower does neither.
-const FROZEN_TOWER: &str = "part of the vision tower, which does not train here; write an expression that leaves it out, \
+const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained here; write an expression that excludes it, \
                             for instance `.*expert.*`";
 
 /// What a run file asks for.
@@ -65,7 +65,10 @@ impl TrainableParts<'_> {
         let refuse =
             |field: &str, problem: String| Err(LoraError::Setting { field: field.into(), problem }.into());
         if lora.is_some_and(|lora| lora.bias == Bias::All) {
-            return refuse("lora.bias", "is `all`, and those of the vision tower do not train here".into());
+            return refuse(
+                "lora.bias",
+                "is `all`, but those of the vision tower cannot be trained here".into(),
+            );
         }
         let plan = tuned.trains().lora;
         let adapted =
@@ -76,7 +79,8 @@ impl TrainableParts<'_> {
                     return refuse(field, format!("matches `{name}`, {FROZEN_TOWER}"));
                 }
                 Place::Head => {
-                    let why = "which the action loss does not reach, so it would never train; leave it out";
+                    let why =
+                        "which gets no gradient from the action loss, so it would never train; leave it out";
                     return refuse(field, format!("matches `{name}`, {why}"));
                 }
                 _ => {}

@@ -150,11 +150,11 @@ impl Pi05Config {
 fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
     fields.expect_str("paligemma_variant", "gemma_2b")?;
     if fields.bool("use_relative_actions")? == Some(true) {
-        return Err(fields.error("use_relative_actions", "true, which is not read here"));
+        return Err(fields.error("use_relative_actions", "true, which is not supported"));
     }
     for (key, read) in DRAW {
         if let Some(other) = fields.positive(key)?.filter(|value| *value != read) {
-            return Err(fields.error(key, format!("{other}; {read} alone is read here")));
+            return Err(fields.error(key, format!("{other}; only {read} is supported")));
         }
     }
     Ok(())
@@ -173,7 +173,7 @@ fn expert_sizes(dir: &Path, fields: &Fields<'_>) -> Result<ExpertSizes, ModelErr
     let named = fields.str("action_expert_variant")?.unwrap_or(VARIANTS[0].0);
     let Some((_, published)) = VARIANTS.into_iter().find(|(name, _)| *name == named) else {
         let known = VARIANTS.map(|(name, _)| name).join(" and ");
-        return Err(fields.error("action_expert_variant", format!("{named:?}; {known} are read")));
+        return Err(fields.error("action_expert_variant", format!("{named:?}; supported are {known}")));
     };
     let gate = format!("{EXPERT_AT}.layers.0.mlp.gate_proj.weight");
     let checkpoint = Checkpoint::open(dir, RULES).ok();

@@ -39,7 +39,7 @@ pub fn tuned(
     match table {
         None => Ok(tuned),
         Some(name) => {
-            let problem = format!("matches `{name}`, which does not train here; leave it out");
+            let problem = format!("matches `{name}`, which cannot be trained here; leave it out");
             Err(LoraError::Setting { field: "model.train".into(), problem }.into())
         }
     }

@@ -98,7 +98,7 @@ fn processors_that_are_not_known_are_refused_by_step() {
         (
             "to_batch_processor",
             "relative_actions_processor",
-            "\"relative_actions_processor\", which is not read",
+            "\"relative_actions_processor\", which is not supported",
         ),
         (
             "\"STATE\": \"MEAN_STD\"",
