@@ -213,7 +213,7 @@ fn a_policy_is_starvlas_in_prompts_actions_loss_and_gradients() {
     let there = layout.params().iter().filter(|param| golden.tensors.contains_key(&named(param)));
     let held = there.map(|param| golden.holds(&named(param), &mean[param.range()], GRADIENTS)).count();
     assert_eq!(held, 13, "gains and biases of all four layers, and the last one's matrix");
-    golden.holds("grad.q", of("layers.0.self_attn.q_proj.weight"), GRADIENTS);
+    golden.holds("grad.q", &of("layers.0.self_attn.q_proj.weight")[..8 * 128], GRADIENTS);
     let (table, token) = (of("embed_tokens.weight"), golden.size("token"));
     golden.holds("grad.embed.action", &table[token * 128..][..128], GRADIENTS);
     let norm = table.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
