@@ -141,13 +141,13 @@ mod tests {
         let moved = CacheDecision { first: Step(120), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(moved)),
-            "features of version 2 from step 120 on: drift 0.08 is above 0.05"
+            "cached features of version 2 from step 120 on: drift 0.08 is above 0.05"
         );
         let why = Cause::Stayed { drift: 0.0123, threshold: 0.05 };
         let stayed = CacheDecision { first: Step(240), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(stayed)),
-            "still features of version 2 from step 240 on: drift 0.0123 is not above 0.05"
+            "still cached features of version 2 from step 240 on: drift 0.0123 is not above 0.05"
         );
     }
 

@@ -175,7 +175,7 @@ mod tests {
             "report.generation: is 0, and generations of the cache count from 1"
         );
         let surplus = v1::CacheReport { generation: 1, stored: 5, total: 4, ..Default::default() };
-        assert_eq!(asked(surplus).unwrap_err(), "report.stored: is 5, and there are 4 samples");
+        assert_eq!(asked(surplus).unwrap_err(), "report.stored: is 5, but there are only 4 samples");
         let drift = Some(v1::CacheDrift { relative_l2: -0.5, ..Default::default() });
         let negative = v1::CacheReport { generation: 1, drift, ..Default::default() };
         assert!(asked(negative).unwrap_err().starts_with("report.drift.relative_l2: is -0.5"));

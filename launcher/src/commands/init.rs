@@ -210,7 +210,7 @@ mod tests {
         for part in [
             "columns text, summary for --task seq2seq",
             "or 1 images for --task trajectory",
-            "which is meant",
+            "choose one with --task",
         ] {
             assert!(both.contains(part), "{part} is not in {both}");
         }

@@ -350,7 +350,7 @@ mod tests {
         assert!(lines[2].starts_with("loss 0.0200"), "{lines:?}");
         app.key(Key::Char('s'));
         let (lines, _) = screen(&app, 80, 5, true);
-        assert!(lines[4].starts_with("end pick?") && lines[4].contains("y yes"), "{lines:?}");
+        assert!(lines[4].starts_with("stop pick?") && lines[4].contains("y yes"), "{lines:?}");
     }
 
     #[test]

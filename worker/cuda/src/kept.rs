@@ -253,7 +253,7 @@ mod tests {
         fs::write(dir.path().join(MADE), "13.0 143\n").expect("written");
         let old = made(dir.path(), driver(12)).expect_err("a driver that cannot load them");
         assert!(old.contains("CUDA 13.0"), "{old}");
-        assert_eq!(made(dir.path(), driver(13)).expect("they fit"), "143 came compiled by CUDA 13.0");
+        assert_eq!(made(dir.path(), driver(13)).expect("they fit"), "143 precompiled by CUDA 13.0");
         let key = Key::new(TEXT, "sm_90a");
         fs::write(dir.path().join(format!("{key}.cubin")), "machine code").expect("written");
         let mut kernels = Kernels::new(&dir.path().join("own"));

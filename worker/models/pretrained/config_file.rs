@@ -45,11 +45,11 @@ mod tests {
         for (config, told) in [
             (
                 json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
-                ["quantised (bitsandbytes)", "`model.weights_dtype: nf4` (or `int8`) quantises it"],
+                ["quantised weights (bitsandbytes)", "`model.weights_dtype: nf4` (or `int8`) quantises it"],
             ),
             (
                 json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}),
-                ["quantised (awq)", "use the checkpoint that they were made from"],
+                ["quantised weights (awq)", "use the checkpoint that they were made from"],
             ),
             (json!({"type": "act"}), ["`type`: \"act\"", "a policy of LeRobot"]),
         ] {

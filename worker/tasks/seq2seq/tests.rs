@@ -299,7 +299,7 @@ fn what_cannot_be_is_refused_by_key() {
         ("data.max_target_tokens", json!(1), "data.max_target_tokens"),
         ("data.holdout_every", json!(1), "holds out every pair"),
         ("lora", Value::Null, "model.train"),
-        ("memory", json!({"offload": "layers"}), "holds all blocks"),
+        ("memory", json!({"offload": "layers"}), "keeps all blocks in memory"),
         ("memory", json!({"offload": "embedding"}), "the token embeddings"),
         ("memory", json!({"shard": "frozen"}), "every rank of this task holds all blocks"),
         ("cache", json!({"mode": "exact"}), "cache.mode"),

@@ -200,7 +200,7 @@ fn an_answer_that_is_empty_is_told_by_its_line_and_learned() {
         chats.warnings()
     };
     let [told] = &warnings(&lines)[..] else { panic!("one is expected") };
-    let wanted = "chats.jsonl:2: has an empty answer of the assistant, and so have 1 others of 4 chats: to say nothing is learned; ";
+    let wanted = "chats.jsonl:2: has an empty answer of the assistant, and so have 1 others of 4 chats: the model would learn to say nothing; ";
     assert!(told.contains(wanted) && told.ends_with("`\"loss\": false`"), "{told}");
     assert_eq!(warnings(&[lines[0].clone(), lines[2].clone()]), Vec::<String>::new());
 }

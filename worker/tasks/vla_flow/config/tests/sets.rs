@@ -72,8 +72,8 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
         (two("path: other/lab"), "data.sets.1.name", "of another data set"),
         ("data.episodes=[1]".into(), "data.episodes", "which of `data.sets`"),
         ("data.holdout_episodes=[1]".into(), "data.holdout_episodes", "which of `data.sets`"),
-        ("serve.set=attic".into(), "serve.set", "none of `data.sets`"),
-        (alike, "data.sets.1.name", "in the first 40 letters"),
+        ("serve.set=attic".into(), "serve.set", "not one of `data.sets`"),
+        (alike, "data.sets.1.name", "the same first 40 letters"),
     ] {
         let error = read(SETS, &[&given]).expect_err(&given);
         let found = error.problems().iter().find(|problem| problem.path == field);
