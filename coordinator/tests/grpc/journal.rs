@@ -343,7 +343,7 @@ async fn a_run_goes_on_without_a_journal_that_cannot_be_read_when_asked_to_and_i
     fs::write(state.join("journal.redb"), "not a database").unwrap();
     let refused = |new_journal| Opening::read(&spec, new_journal).unwrap_err().to_string();
     let told = refused(false);
-    assert!(told.contains("is damaged") && told.contains("begin with a new one"), "{told}");
+    assert!(told.contains("is damaged") && told.contains("to start over with a new"), "{told}");
     write_checkpoint(directory.path(), 30, &document::digest(&spec));
     let told = refused(false);
     assert!(told.contains("Launch with --new-journal to continue from checkpoints/step-00000030"), "{told}");

@@ -150,7 +150,10 @@ fn another_run_is_refused_with_what_differs_and_so_is_what_is_no_index() {
     let fake = Fake::default();
     take(&fake, "here").keep(10, &set(10), 1).unwrap();
     let refused = Owner::take(Box::new(fake.clone()), AT, &spec(8), "there").err().unwrap().to_string();
-    assert!(refused.contains("holds another run, quick, after step 10") && refused.contains("run.seed"), "{refused}");
+    assert!(
+        refused.contains("holds another run, quick, after step 10") && refused.contains("run.seed"),
+        "{refused}"
+    );
     for (bytes, expected) in [(&b"{}"[..], "missing field"), (b"\xff", "expected value")] {
         fake.state().put(INDEX, bytes.to_vec());
         let refused = Owner::take(Box::new(fake.clone()), AT, &spec(7), "there").err().unwrap().to_string();
