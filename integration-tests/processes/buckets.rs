@@ -123,7 +123,7 @@ fn what_is_wrong_with_an_address_is_reported_before_training() {
     for (path, parts) in [
         ("s3://nowhere/mini", ["s3://nowhere", "no bucket `s3://nowhere`"]),
         ("s3://sets/other", ["s3://sets/other/meta/info.json", "missing"]),
-        ("ftp://sets/mini", ["ftp://sets/mini", "ftp:// is not an address"]),
+        ("ftp://sets/mini", ["ftp://sets/mini", "ftp:// addresses are not supported"]),
     ] {
         let message = check(path);
         assert!(parts.iter().all(|part| message.contains(part)), "{path}: {message}");
@@ -209,7 +209,7 @@ fn what_is_wrong_with_a_model_in_a_bucket_is_reported_before_anything_starts() {
             ["s3://sets/models/half/model-00001-of-00002.safetensors", "no such object"],
         ),
         ("s3://sets/models/outside", ["s3://sets/models/outside/model.safetensors.index.json", "weight_map"]),
-        ("gcs://sets/models", ["gcs://sets/models", "gcs:// is not an address"]),
+        ("gcs://sets/models", ["gcs://sets/models", "gcs:// addresses are not supported"]),
     ] {
         let model = format!("model.path={address}");
         for command in ["check", "run"] {

@@ -150,7 +150,7 @@ fn a_shape_that_the_rows_have_not_is_blamed_before_statistics_of_the_rows() {
     assert!(normalizer(2).is_ok());
     edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([7]));
     let error = normalizer(7).unwrap_err().to_string();
-    says(&error, &["info.json: features.action.shape: [7], and its rows have 2 values; correct the shape"]);
+    says(&error, &["info.json: features.action.shape: [7], but its rows have 2 values; correct the shape"]);
     assert!(!error.contains("cox data stats"), "{error}");
     edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([2]));
     put(dir.path(), "meta/stats.json", br#"{"action": {"mean": [1, 2, 3], "std": [1, 2, 3]}}"#);

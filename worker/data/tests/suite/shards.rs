@@ -107,7 +107,7 @@ fn damage_is_named_with_file_byte_and_remedy() {
         // The two bytes of `a.json` begin at 1536.
         (
             whole[..1537].to_vec(),
-            "byte 1024: `a.json` has 2 bytes, but the file ends 1 behind its header; copy",
+            "byte 1024: `a.json` has 2 bytes, but the file ends 1 after its header; copy",
         ),
         (whole[..1024 + 100].to_vec(), "byte 1024: ends within a header; copy"),
         (flipped, "byte 1024: has no valid tar header there (wrong checksum); copy or write the shard again"),

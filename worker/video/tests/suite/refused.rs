@@ -64,7 +64,7 @@ fn what_stands_in_place_of_a_video_is_named_with_how_the_video_comes_there() {
     for (bytes, what, remedy) in [
         (&b""[..], "is empty, not a video", "download it again"),
         (pointer, "is a Git LFS pointer, not a video", "`git lfs pull`"),
-        (b"\n<!DOCTYPE html><html>Log in</html>", "is a web page, and no video", "download it again"),
+        (b"\n<!DOCTYPE html><html>Log in</html>", "is a web page, not a video", "download it again"),
         (b"<?xml version=\"1.0\"?><Error>AccessDenied</Error>", "is a web page", "download it again"),
     ] {
         let message = Moov::read(&bytes.to_vec()).unwrap_err().to_string();
