@@ -38,7 +38,7 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     println!("killed for memory: found after {:?}", since.elapsed());
     group.bound_memory(None);
     held.release();
-    running.wait_for("all ranks go from 2 to 1 samples at a time");
+    running.wait_for("all ranks go from a micro-batch of 2 to 1");
     println!("killed for memory: trained again after {:?}", since.elapsed());
     let (status, printed) = running.finish();
     let _ = neighbour.wait();

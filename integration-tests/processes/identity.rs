@@ -120,7 +120,7 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
     let stop = ["stop", "--endpoint", &endpoint];
     refused(
         ask(&stop, &[("COX_TOKEN", read)]),
-        "this token has the scope `read`, and StopRun wants `control`",
+        "this token has the scope `read`, but StopRun requires `control`",
     );
     refused(ask(&stop, &[("COX_TOKEN", worker)]), "this token has the scope `worker`");
     let worker_with = |token: &str| {
@@ -129,7 +129,10 @@ fn a_token_does_what_its_scope_says_and_a_changed_file_counts_without_a_restart(
     };
     let (code, message) = worker_with(control);
     assert_eq!(code, Some(6), "{message}");
-    assert!(message.contains("this token has the scope `control`, and GetRun wants `worker`"), "{message}");
+    assert!(
+        message.contains("this token has the scope `control`, but GetRun requires `worker`"),
+        "{message}"
+    );
 
     let late = Token::fresh(Scope::Control).unwrap();
     refused(ask(&status, &[("COX_TOKEN", late.secret())]), "the token is not this coordinator's");

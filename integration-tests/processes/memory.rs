@@ -90,7 +90,7 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
         let message = format!("out of memory in {phase}: wanted");
         assert!(printed.contains(&message) && printed.contains("held: "), "{printed}");
         assert!(
-            printed.contains("rank 2: out of memory: all ranks go from 4 to 2 samples at a time"),
+            printed.contains("rank 2: out of memory: all ranks go from a micro-batch of 4 to 2"),
             "{printed}"
         );
         let difference = adapter_difference(&output, &small);
@@ -157,7 +157,7 @@ fn a_retry_with_kept_features_learns_what_one_without_learns() {
         let overrides = ["train.global_batch=24", "train.micro_batch=3", "lora=null", &mode];
         let (code, printed) = run(&output, "rank=2 step=3 phase=forward mib=200", &overrides);
         assert_eq!(code, Some(0), "{printed}");
-        assert!(printed.contains("all ranks go from 3 to 2 samples at a time"), "{printed}");
+        assert!(printed.contains("all ranks go from a micro-batch of 3 to 2"), "{printed}");
         std::fs::read(output.join("expert.safetensors")).expect("it was trained")
     };
     assert!(learned("exact") == learned("off"), "another expert");

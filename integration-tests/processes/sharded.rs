@@ -131,7 +131,7 @@ fn an_out_of_memory_is_tried_again_to_the_same_bits() {
         let fault = format!("rank=1 step=3 phase={phase} mib=200");
         let (status, printed) = CoxProcess::start_with(&arguments, &[("COX_FAULT_MEMORY", &fault)]).finish();
         assert!(status.success(), "{printed}");
-        assert!(printed.contains("all ranks go from 4 to 2 samples at a time"), "{printed}");
+        assert!(printed.contains("all ranks go from a micro-batch of 4 to 2"), "{printed}");
         results(&output)
     };
     for phase in ["forward", "backward"] {

@@ -116,7 +116,8 @@ async fn a_token_opens_what_its_scope_says() {
         let stopped = denied(stopped.err());
         assert_eq!(stopped.is_some(), scope != Scope::Control, "{scope}: {stopped:?}");
         assert!(
-            stopped.is_none_or(|why| why.contains(scope.name()) && why.contains("StopRun wants `control`"))
+            stopped
+                .is_none_or(|why| why.contains(scope.name()) && why.contains("StopRun requires `control`"))
         );
         assert_eq!(denied(registered.err()).is_some(), scope != Scope::Worker, "{scope}");
     }
@@ -136,7 +137,7 @@ async fn peaks_begin_anew_for_who_may_control_the_run() {
         let refused = reset.err().map(|status| (status.code(), status.message().to_owned()));
         assert_eq!(refused.is_some(), scope != Scope::Control, "{scope}: {refused:?}");
         let is_told = |(code, why): (Code, String)| {
-            code == Code::PermissionDenied && why.contains("GetMemory with `reset` wants `control`")
+            code == Code::PermissionDenied && why.contains("GetMemory with `reset` requires `control`")
         };
         assert!(refused.is_none_or(is_told), "{scope}");
     }
