@@ -106,7 +106,7 @@ fn a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_it_is_gone_on_fro
     let checked = tiny.check().output().expect("cox was built");
     let [report, warned] = [&checked.stdout, &checked.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(report.contains("resumes   at step 2"), "{report}");
-    let told = "damaged: checkpoints/step-00000004 (optimizer-rank0001-of-0002.safetensors has ";
+    let told = "damaged checkpoints: checkpoints/step-00000004 (optimizer-rank0001-of-0002.safetensors has ";
     assert!(warned.contains(told), "{warned}");
     bytes[last] ^= 1;
     std::fs::write(&shard, bytes).expect("a disk");
