@@ -43,7 +43,7 @@ fn a_rank_that_stays_slow_is_replaced_by_a_spare_and_steps_take_as_long_as_befor
         let found = lines.iter().position(|line| line.contains(text));
         found.unwrap_or_else(|| panic!("{text} is not told: {printed}"))
     };
-    let (named, replaced) = (place("rank 1 is slow: "), place("rank 1 is replaced by a spare"));
+    let (named, replaced) = (place("rank 1 is slow: "), place("rank 1 is slow and is replaced by a spare"));
     assert!(named < replaced && replaced < place("rank 2, a spare, takes part from now on"), "{printed}");
     let (undisturbed, _) = run("undisturbed", &["--nproc-per-node=2"], &[]);
     let adapter = |output: &std::path::Path| std::fs::read(output.join("adapter/adapter_model.safetensors"));
