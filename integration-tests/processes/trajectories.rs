@@ -153,7 +153,7 @@ fn what_people_can_mend_is_refused_before_the_first_step_and_a_damaged_image_is_
     std::fs::write(shapes.join("03.png"), b"\x89PNG\r\n\x1a\n broken").expect("a file");
     // One of ten that are trained on is more than is left out unasked.
     let short = ["train.epochs=2", "train.steps=null", "train.checkpoint_every=0", "eval.samples=0"];
-    refused(&short, &["shapes/03.png", "of the last 10 samples 1 were left out", "train.max_left_out"]);
+    refused(&short, &["shapes/03.png", "of the last 10 samples, 1 were left out", "train.max_left_out"]);
     let output = dir.path().join("damaged");
     let (_, printed) = done(FIRST, &output, &[&[&*data, "train.max_left_out=0.2"][..], &short].concat());
     assert!(printed.contains("shapes/03.png"), "{printed}");
