@@ -428,7 +428,7 @@ fn too_many_bad_rows_end_a_run_though_each_begins_a_generation() {
     let whole = ["data.holdout_every=0", "optimizer.warmup_steps=2"];
     let (code, printed) = refused(toy.command("run", &[&short[..], &whole].concat()));
     assert_eq!(code, Some(3), "{printed}");
-    assert!(printed.contains("of the last 36 samples 12 were left out"), "{printed}");
+    assert!(printed.contains("of the last 36 samples, 12 were left out"), "{printed}");
     assert!(printed.contains("train.max_left_out allows 5.0 %"), "{printed}");
 }
 

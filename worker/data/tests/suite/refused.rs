@@ -115,7 +115,8 @@ fn a_damaged_frame_is_an_error_of_its_samples_and_no_others() {
 #[test]
 fn a_video_of_another_recording_is_named_with_its_episode() {
     let dir = with(&V30, 0, &fs::read(clip("av1_g2.mp4")).unwrap());
-    let short = ["file-000.mp4", "episode 1", "its 17 frames begin at frame 12", "the video has 20 frames"];
+    let short =
+        ["file-000.mp4", "episode 1", "its 17 frames begin at frame 12", "the video has only 20 frames"];
     refused(dir.path(), &short);
     let dir = V21.write();
     edit_info(dir.path(), |info| info["fps"] = json!(30));
