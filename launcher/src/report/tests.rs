@@ -43,7 +43,7 @@ fn what_others_have_written_runs_nowhere_and_what_cannot_be_read_is_a_line() {
     let run = read(dir.path());
     let problems = run.problems.join("\n");
     for part in
-        ["journal", "by version 99.0", "summary.json: no JSON", "truncated or damaged at byte 0 of 12"]
+        ["journal", "by version 99.0", "summary.json: not valid JSON", "truncated or damaged at byte 0 of 12"]
     {
         assert!(problems.contains(part), "{part} in\n{problems}");
     }

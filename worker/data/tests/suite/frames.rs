@@ -145,7 +145,7 @@ fn a_video_that_players_rotate_is_rotated() {
     let (catalog, store) = open(dir.path());
     let error = store.frame(&catalog, 0, 30).unwrap_err().to_string();
     assert!(
-        error.contains("frames of 128x96 (height x width)") && error.contains("others have 96x128"),
+        error.contains("frames of 128x96 (height x width)") && error.contains("other videos have 96x128"),
         "{error}"
     );
     edit_info(dir.path(), |info| info["features"][FRONT]["shape"] = json!([128, 96, 3]));
