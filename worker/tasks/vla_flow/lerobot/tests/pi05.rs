@@ -60,7 +60,7 @@ fn what_a_run_of_pi05_will_take_is_known_before_and_other_settings_are_refused()
     let task = VlaFlow::<Flex>::default();
     let lora = json!({"rank": 2, "alpha": 4.0, "targets": ".*(language_model|gemma_expert.model).*_proj"});
     let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    for spec in [of_golden(&[]), of_golden(&[("lora", lora.clone())])] {
+    for spec in [of_golden(&[]), of_golden(&[("lora", lora)])] {
         let subject = task.sizes(&spec).expect("it is read");
         let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
         assert!(four.kept > one.kept && one.kept > 0);
