@@ -45,6 +45,8 @@ pub struct StepLedger {
 #[derive(Clone, Debug, Default)]
 struct OpenStep {
     reported: u32,
+    /// The generation that found it done, where no rank could report it: which one took it nobody knows.
+    found_by: Option<Generation>,
     witness: Rank,
     totals: Totals,
     times: StepTimes,
@@ -69,6 +71,8 @@ pub struct Due {
 /// What is known of a step that no rank could report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UnreportedStep {
+    /// The generation that found it done.
+    pub found_by: Generation,
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,
     /// Why it was left out, if a checkpoint says that it was.
@@ -257,8 +261,8 @@ impl StepLedger {
         }
         let steps = (0..missing).map(|_| {
             let open = self.open.pop_front().unwrap_or_else(|| {
-                let UnreportedStep { cache_generation, skipped } = unseen(self.committed);
-                OpenStep { cache_generation, skipped, ..OpenStep::default() }
+                let UnreportedStep { found_by, cache_generation, skipped } = unseen(self.committed);
+                OpenStep { found_by: Some(found_by), cache_generation, skipped, ..OpenStep::default() }
             });
             self.committed_from(open)
         });
@@ -274,13 +278,14 @@ impl StepLedger {
         let step = self.committed;
         let batch = self.plan.batch(step);
         let left_out = self.left_out.of(&batch);
+        let (generation, world) = open.found_by.map_or((self.generation, self.world()), |finder| (finder, 0));
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
             step,
             total_steps: self.plan.total_steps(),
             consumed: DataConsumption { epoch: batch.epoch, positions: batch.positions, left_out },
-            generation: self.generation,
-            world: self.world(),
+            generation,
+            world,
             totals: open.totals,
             times: open.times.mean_of(open.reported),
             metrics: open.metrics.finish(),

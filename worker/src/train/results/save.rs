@@ -78,6 +78,25 @@ impl Results {
         }
     }
 
+    /// The first rank: the newest checkpoint on disk. The coordinator is told of those that it does not know,
+    /// because whoever published them was killed before it could say so.
+    pub fn tell_unknown<B: Tape<Base = B>>(
+        &self,
+        bench: &mut Workbench<'_, B>,
+    ) -> Result<Option<Step>, TrainError> {
+        if bench.members.rank().0 > 0 {
+            return Ok(None);
+        }
+        let known = bench.members.assignment.checkpoint_step;
+        // One that cannot be read says so when it is to be gone on from.
+        let complete = bench.run.store.complete().unwrap_or_default();
+        for found in complete.iter().filter(|found| Step(found.manifest.step) > known) {
+            let saver = Saver { bench, step: Step(found.manifest.step), mark: None };
+            saver.tell(Bytes(found.bytes()), CheckpointNews::Complete)?;
+        }
+        Ok(complete.last().map(|found| Step(found.manifest.step)))
+    }
+
     /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
     pub fn restore<B: Tape<Base = B>>(
         &mut self,
@@ -136,7 +155,7 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Saver<'_, '_, B> {
-    fn tell(&mut self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
+    fn tell(self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
         let path = format!("checkpoints/{}", self.step.checkpoint_dir());
         // Completion is the publisher's to tell; a failure is told by every rank that saw it.
         if self.bench.members.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
