@@ -45,7 +45,7 @@ pub struct StepLedger {
 #[derive(Clone, Debug, Default)]
 struct OpenStep {
     reported: u32,
-    /// The generation that found it done, where no rank could report it: which one took it nobody knows.
+    /// As in [`UnreportedStep`].
     found_by: Option<Generation>,
     witness: Rank,
     totals: Totals,
@@ -71,8 +71,9 @@ pub struct Due {
 /// What is known of a step that no rank could report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UnreportedStep {
-    /// The generation that found it done.
-    pub found_by: Generation,
+    /// The generation that found it done by a checkpoint. Which one took it nobody knows: not always the last,
+    /// for it may have begun before the checkpoint was known.
+    pub found_by: Option<Generation>,
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,
     /// Why it was left out, if a checkpoint says that it was.
@@ -262,7 +263,7 @@ impl StepLedger {
         let steps = (0..missing).map(|_| {
             let open = self.open.pop_front().unwrap_or_else(|| {
                 let UnreportedStep { found_by, cache_generation, skipped } = unseen(self.committed);
-                OpenStep { found_by: Some(found_by), cache_generation, skipped, ..OpenStep::default() }
+                OpenStep { found_by, cache_generation, skipped, ..OpenStep::default() }
             });
             self.committed_from(open)
         });

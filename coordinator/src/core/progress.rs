@@ -291,7 +291,7 @@ impl Progress {
         // gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
         let unseen = |step| UnreportedStep {
-            found_by: generation,
+            found_by: saved.then_some(generation),
             cache_generation: self.cache.serving(step),
             skipped: self.checkpoints.skipped(step).cloned(),
         };

@@ -41,6 +41,9 @@ use crate::{
 /// The run, in every call that names it.
 pub const RUN: &str = "simulated";
 
+/// Complete checkpoints that stay on disk.
+pub const KEPT_CHECKPOINTS: usize = 2;
+
 /// The coordinator.
 pub struct SimulatedCoordinator {
     pub config: Config,
@@ -214,7 +217,7 @@ fn config(script: &Script) -> Config {
             auto_micro_batch: false,
             recompute: Recompute::None,
             checkpoint_every: 0,
-            keep_checkpoints: 2,
+            keep_checkpoints: KEPT_CHECKPOINTS,
             log_every: 1,
             max_skipped: 10,
             max_left_out: 0.05,
