@@ -356,10 +356,7 @@ pub(in crate::train) fn read_trainables(
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
         let tensor = tensors.metadata().info(&param.name).ok_or_else(|| {
-            foreign(format!(
-                "{} is missing: was it written with other lora.targets or model.train?",
-                param.name
-            ))
+            foreign(format!("{} is missing, as with other lora.targets or model.train", param.name))
         })?;
         if tensor.dtype != Dtype::F32 || tensor.shape != param.shape {
             return Err(foreign(format!(
