@@ -129,9 +129,9 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     find_model(&spec).map(|()| spec)
 }
 
-/// Sections of what a checkpoint's weights belong to.
-const OF_WEIGHTS: [&str; 7] = ["expert", "extractor", "lora", "model", "network", "observation", "sensor"];
-/// Keys of these by which the same weights are read elsewhere, or otherwise.
+/// Sections that say nothing of what weights a checkpoint has; all others are of a task's networks.
+const OUTSIDE: [&str; 7] = ["cache", "data", "eval", "optimizer", "run", "task", "train"];
+/// Keys of the others by which the same weights are read elsewhere, or otherwise.
 const OF_READING: [&str; 4] = ["path", "weights_dtype", "activations_dtype", "sampling_steps"];
 
 /// Refuses to read weights as those of a model that they are not: with another `lora.alpha` they would be
@@ -139,7 +139,7 @@ const OF_READING: [&str; 4] = ["path", "weights_dtype", "activations_dtype", "sa
 fn refuse_other_model(run_dir: &Path, trained: &RunSpec, spec: &RunSpec) -> Outcome {
     let is_other = |key: &str| {
         let (section, name) = key.split_once('.').unwrap_or_default();
-        OF_WEIGHTS.contains(&section) && !OF_READING.contains(&name)
+        !OUTSIDE.contains(&section) && !OF_READING.contains(&name)
     };
     let differences = document::differences(trained, spec);
     match differences.iter().find(|of| !of.may_change() && is_other(&of.key)) {

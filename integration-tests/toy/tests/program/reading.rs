@@ -48,7 +48,7 @@ fn an_export_that_cannot_be_written_is_refused_as_such() {
 }
 
 #[test]
-fn what_is_no_address_and_no_directory_is_said_to_be_none() {
+fn no_address_and_no_directory_are_reported_as_such() {
     let toy = Toy::new(500);
     for address in ["nonsense", "29400", "127.0.0.1:99999", "127.0.0.1:"] {
         refused_with(toy.cox(&["status", "--endpoint", address]), 2, "expected HOST:PORT");

@@ -372,8 +372,7 @@ pub(in crate::train) fn read_trainables(
             "it holds weights that are not finite, or beyond 1.8e19: its run has diverged".into(),
         ));
     }
-    let expected = layout.whole().count();
-    let there = tensors.tensors().count();
+    let (expected, there) = (layout.whole().count(), tensors.tensors().count());
     if there != expected {
         return Err(foreign(format!("{there} tensors, this run has {expected}")));
     }
