@@ -92,7 +92,13 @@ impl Target {
                 None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
-        Access::new(Address::parse(&address), &credentials::of_env(&process_env)?)
+        let found = Address::parse(&address);
+        if found.port().is_none() && !address.contains("://") {
+            return Err(Failed::usage(format!(
+                "{address}: no coordinator's address; expected HOST:PORT, such as 127.0.0.1:29400"
+            )));
+        }
+        Access::new(found, &credentials::of_env(&process_env)?)
     }
 }
 
@@ -278,6 +284,10 @@ fn read(run: &Path) -> Result<(Address, bool), Failed> {
         Failed::new(Exit::CoordinatorLost, problem)
     };
     let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound if !run.exists() => Failed::new(
+            Exit::CoordinatorLost,
+            format!("{}: there is no such directory; `cox runs` lists those in {RUNS}/", run.display()),
+        ),
         io::ErrorKind::NotFound => not_running("missing:"),
         _ => Failed::usage(format!("{}: {error}", path.display())),
     };

@@ -38,6 +38,7 @@ pub use tasks::standard;
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     open_files::raise_limit();
     orphans::wait_for_them();
+    supervise::child::survive_file_limits();
     threads::explain_panics();
     tasks::install(tasks);
     coxswain_remote::install();

@@ -11,7 +11,7 @@ use coxswain_worker::train::{TrainError, check_base, check_brought, content_dige
 
 use crate::{
     endpoint,
-    exit::Failed,
+    exit::{Failed, Outcome},
     tasks::{schemas, tasks},
 };
 
@@ -122,9 +122,33 @@ pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
     let mut overrides = vec![placed(run_dir)];
     // What reads a run is one process, and has nobody to share frozen weights out with.
     overrides.push("memory.shard=none".into());
+    let trained = (!changes.is_empty()).then(|| of_file(&file, &overrides)).transpose()?;
     overrides.extend(changes.iter().cloned());
     let spec = of_file(&file, &overrides)?;
+    trained.map_or(Ok(()), |trained| refuse_other_model(run_dir, &trained, &spec))?;
     find_model(&spec).map(|()| spec)
+}
+
+/// Sections that say nothing of what weights a checkpoint has; all others are of a task's networks.
+const OUTSIDE: [&str; 7] = ["cache", "data", "eval", "optimizer", "run", "task", "train"];
+/// Keys of the others by which the same weights are read elsewhere, or otherwise.
+const OF_READING: [&str; 4] = ["path", "weights_dtype", "activations_dtype", "sampling_steps"];
+
+/// Refuses to read weights as those of a model that they are not: with another `lora.alpha` they would be
+/// another adapter, without a word.
+fn refuse_other_model(run_dir: &Path, trained: &RunSpec, spec: &RunSpec) -> Outcome {
+    let is_other = |key: &str| {
+        let (section, name) = key.split_once('.').unwrap_or_default();
+        !OUTSIDE.contains(&section) && !OF_READING.contains(&name)
+    };
+    let differences = document::differences(trained, spec);
+    match differences.iter().find(|of| !of.may_change() && is_other(&of.key)) {
+        Some(other) => Err(Failed::usage(format!(
+            "{}: its weights are those of a run with another {other}; leave the override out",
+            run_dir.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Refuses a run whose pretrained model has gone, or has become another one.

@@ -270,7 +270,10 @@ impl Partial {
         let mut name = path.file_name().unwrap_or_default().to_os_string();
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
-        let file = File::create(&partial).map_err(DataError::io(&partial, "write"))?;
+        let file = File::create(&partial).map_err(|error| {
+            let remedy = "name a copy of links, whose own files can be written: `cp -rs $PWD/SET COPY`";
+            DataError::invalid(path, "(file)", format!("cannot be written: {error}"), remedy)
+        })?;
         Ok(Self { path: path.to_path_buf(), partial, out: Some(BufWriter::new(file)) })
     }
 

@@ -261,6 +261,7 @@ fn images_of_domains_take_turns_and_content_not_place_names_them() {
     for name in ["00.png", "01.png"] {
         fs::copy(assets().join("pictures/sketches").join(name), dir.path().join(name)).expect("a copy");
     }
+    fs::write(dir.path().join("._00.png"), b"\0\x05\x16\x07").expect("as macOS leaves it");
     let moved = folder(&[("data.path", json!(dir.path())), ("data.domains", json!([]))]);
     let first = folder(&[("data.domains", json!(["sketches"])), ("data.num_samples", json!(2))]);
     assert_eq!(moved.fingerprint(), first.fingerprint());

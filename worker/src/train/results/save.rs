@@ -367,16 +367,18 @@ pub(in crate::train) fn read_trainables(
     let path = found.path.join(TRAINABLES);
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
     let tensors = TensorFile::new(open(found, TRAINABLES)?).map_err(|error| damaged(error.to_string()))?;
+    // The file is what was written, as its checksum says: another layout is asked for.
+    let foreign = |detail: String| CheckpointError::Foreign {
+        path: path.clone(),
+        detail: format!("{detail}; restore the settings that its run was trained with"),
+    };
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
         let tensor = tensors.metadata().info(&param.name).ok_or_else(|| {
-            damaged(format!(
-                "{} is missing: was it written with other lora.targets or model.train?",
-                param.name
-            ))
+            foreign(format!("{} is missing, as with other lora.targets or model.train", param.name))
         })?;
         if tensor.dtype != Dtype::F32 || tensor.shape != param.shape {
-            return Err(damaged(format!(
+            return Err(foreign(format!(
                 "{} is {:?} {:?}, expected F32 {:?}",
                 param.name, tensor.dtype, tensor.shape, param.shape
             )));
@@ -389,10 +391,9 @@ pub(in crate::train) fn read_trainables(
             "it holds weights that are not finite, or beyond 1.8e19: its run has diverged".into(),
         ));
     }
-    let expected = layout.whole().count();
-    let there = tensors.tensors().count();
+    let (expected, there) = (layout.whole().count(), tensors.tensors().count());
     if there != expected {
-        return Err(damaged(format!("{there} tensors, this run has {expected}")));
+        return Err(foreign(format!("{there} tensors, this run has {expected}")));
     }
     Ok(flat)
 }

@@ -71,6 +71,14 @@ fn what_is_there_is_kept_and_a_file_is_replaced_only_when_asked() {
         stats["note"] = json!({"by": "hand"});
     });
     let before = fs::read(&path).unwrap();
+    // What lies in the file's way stands for a disk that may only be read.
+    let taken = dir.path().join(format!("meta/stats.computed.json.partial-{}", std::process::id()));
+    fs::create_dir(&taken).unwrap();
+    let refused =
+        fill(&Job { dir: dir.path(), anew: false, force: false, progress: &|_, _| {} }).unwrap_err();
+    assert!(refused.to_string().contains("cannot be written: "), "{refused}");
+    assert!(refused.to_string().contains("cp -rs"), "{refused}");
+    fs::remove_dir(&taken).unwrap();
     let done = filled(dir.path(), false, false).unwrap();
     let beside = dir.path().join("meta/stats.computed.json");
     assert_eq!((&done.path, &done.beside), (&beside, &Some(path.clone())));
