@@ -135,7 +135,9 @@ impl Driver {
                 Err(JournalError::Stopped { .. }) => return Ok(Outcome::ShutDown { steps }),
                 done => done?,
             }
-            self.looks.answer(clock::monotonic(), &mut self.machine, self.clock.now());
+            let began = clock::monotonic();
+            self.looks.answer(began, &mut self.machine, self.clock.now());
+            self.looks.rest(began, began.elapsed());
             if let Some(outcome) = self.machine.outcome() {
                 return Ok(outcome);
             }
