@@ -65,6 +65,11 @@ impl Holdout {
     }
 }
 
+/// How many of so many samples train.
+pub fn trained(count: u64, every: u64) -> u64 {
+    training(count, every).len()
+}
+
 fn training(count: u64, every: u64) -> TrainingSamples {
     let block = if every > 0 { every } else { count.max(1) };
     TrainingSamples::new((0..count).step_by(block as usize).map(|first| {

@@ -39,8 +39,8 @@ const SHOWN: usize = 16;
 pub struct Outline {
     /// What it will take of this machine's memory.
     pub forecast: Forecast,
-    /// Its data: labels and text.
-    pub data: Vec<(&'static str, String)>,
+    /// Its data, in words.
+    pub data: String,
     /// Its steps.
     pub steps: plan::Plan,
     /// Why its checkpoints will not fit on the disk.
@@ -160,7 +160,14 @@ pub fn accept(
             let steps = plan::Plan::new(&spec.train, samples.epoch_len()).map_err(TrainError::from)?;
             place.map(|place| place.check_length(steps.total_steps())).transpose()?;
             // One of the first samples can be read.
-            let data = samples.describe().or_else(|error| unless_it_passes(error).map(|()| Vec::new()))?;
+            let told = samples.describe().or_else(|error| unless_it_passes(error).map(|()| Vec::new()))?;
+            let place = match spec.data.path.as_str() {
+                "" => String::new(),
+                path => format!("{path}: "),
+            };
+            let (trained, held_out) = (samples.training_len(), samples.holdout().len());
+            let told: String = told.iter().map(|(_, text)| format!(", {text}")).collect();
+            let data = format!("{place}{trained} training samples, {held_out} held out{told}");
             let forecast = forecast(spec, plan)?;
             if resumes_at.is_none() {
                 check_start(task, spec, forecast.question.layout()).map_err(TrainError::from)?;

@@ -119,6 +119,18 @@ impl Question {
         (self.subject.spec().train.micro_batch as u64).min(self.samples().max(1))
     }
 
+    /// Steps of an epoch, where sizes tell its samples.
+    pub fn steps_per_epoch(&self) -> Option<u64> {
+        let batch = self.subject.spec().train.global_batch as u64;
+        self.subject.epoch_len().map(|samples| samples.div_ceil(batch.max(1)))
+    }
+
+    /// Steps of the run, where they are known.
+    pub fn steps(&self) -> Option<u64> {
+        let train = &self.subject.spec().train;
+        train.steps.or_else(|| train.epochs?.checked_mul(self.steps_per_epoch()?))
+    }
+
     /// Multiplications and additions of a step, on all ranks together.
     pub fn flops(&self) -> Flops {
         self.subject

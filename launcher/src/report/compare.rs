@@ -39,9 +39,9 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     let mut measures: Vec<_> = runs.iter().flat_map(|run| run.tags("eval/")).collect();
     measures.sort_unstable();
     measures.dedup();
-    for (tag, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
+    for (_, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
         let title = format!("Held-out {}", name.replace('_', " "));
-        figures.push(figure(&title, &legend, chart(&|run| run.series(tag), true)));
+        figures.push(figure(&title, &legend, chart(&|run| run.held_out(name), true)));
     }
     let speed = chart(&|run| run.series("speed/samples_per_second"), false);
     figures.push(figure("Samples a second", &legend, Chart { from_zero: true, ..speed }));

@@ -67,6 +67,15 @@ impl ReportedRun {
         points.map(|point| (point.step as f64 + 1.0, point.value)).collect()
     }
 
+    /// A measure of held-out samples over the steps, from before the first one on.
+    pub fn held_out(&self, name: &str) -> Vec<(f64, f64)> {
+        let before = &self.dir.summary["error_before"];
+        let before = before[name].as_f64().or_else(|| before["parts"][name].as_f64());
+        let is_whole = self.dir.summary["first_step"].as_u64() == Some(0);
+        let first = before.filter(|_| is_whole).map(|value| (0.0, value));
+        first.into_iter().chain(self.series(&format!("eval/{name}"))).collect()
+    }
+
     /// Losses of its steps; by the scalars where there is no ledger, which has every step.
     pub fn losses(&self) -> Vec<(f64, f64)> {
         let rows = self.records().into_iter().flat_map(|records| &records.steps);

@@ -192,12 +192,16 @@ impl Subject for PairSizes {
     fn describe(&self) -> Vec<(&'static str, String)> {
         let PairOutline { source, target, estimated, .. } = self.outline;
         let estimated = if estimated { " (estimated)" } else { "" };
-        let sample = format!("{source} tokens become {target}{estimated} (the longest)");
+        let sample = format!("{source} source tokens, {target} to predict{estimated} (the longest)");
         vec![("model", self.run().describe()), ("sample", sample)]
     }
 
     fn precision(&self) -> Option<&'static str> {
         self.run().precision()
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        Some(self.outline.pairs)
     }
 
     fn to_json(&self) -> Value {

@@ -33,7 +33,10 @@ use super::{
     data::{ChatBatch, ChatOutline},
     model::{ChatModel, outline_of},
 };
-use crate::tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights};
+use crate::{
+    holdout,
+    tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights},
+};
 
 /// Tokens of an answer where nothing else is said: the default of `cox generate --max-new-tokens`.
 const ANSWER_TOKENS: usize = 128;
@@ -227,6 +230,10 @@ impl Subject for ChatSizes {
 
     fn precision(&self) -> Option<&'static str> {
         self.run().precision()
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        Some(holdout::trained(self.outline.chats, self.settings.data.holdout_every))
     }
 
     fn to_json(&self) -> Value {

@@ -303,6 +303,10 @@ impl Subject for TrajectorySizes {
         vec![("model", format!("{frozen} parameters frozen in the extractor, {network}")), ("sample", sample)]
     }
 
+    fn epoch_len(&self) -> Option<u64> {
+        Some(crate::holdout::trained(self.images, self.settings.data.holdout_every))
+    }
+
     fn to_json(&self) -> Value {
         let ([extractor, constant, trainable], shape) = (self.elements, &self.shape);
         json!({

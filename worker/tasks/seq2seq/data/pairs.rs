@@ -141,9 +141,12 @@ impl Samples for Pairs {
         let mut told = vec![("pairs", format!("{} pairs, {}", self.len(), self.holdout.describe()))];
         if let Some(first) = self.training().get(0) {
             let PairSample { source, target, .. } = self.sample(first)?;
-            told.push(("first_pair", format!("{} tokens become {}", source.len(), target.len())));
+            told.push((
+                "first_pair",
+                format!("the first has {} tokens and {} to predict", source.len(), target.len()),
+            ));
         }
-        told.push(("tokenizer", self.tokenizer.path().display().to_string()));
+        told.push(("tokenizer", format!("tokenizer {}", self.tokenizer.path().display())));
         Ok(told)
     }
 }

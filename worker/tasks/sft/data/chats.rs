@@ -296,7 +296,8 @@ impl Samples for Chats {
             let ChatSample { input_ids, learned, image_shapes, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
             let (tokens, images) = (input_ids.len(), image_shapes.len());
-            told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
+            let first = format!("the first has {tokens} tokens ({learned} learned) and {images} images");
+            told.push(("first_chat", first));
         }
         Ok(told)
     }

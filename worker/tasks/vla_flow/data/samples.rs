@@ -242,10 +242,15 @@ impl Samples for Dataset {
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
         let prompt = self.prompt_tokens()?;
         let left_out = self.selection.describe().map(|told| ("left_out", told));
-        Ok(left_out
-            .into_iter()
-            .chain([("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
-            .collect())
+        let names = self.cameras.iter().map(|camera| camera.name.trim_start_matches("observation.images."));
+        let cameras = match names.collect::<Vec<_>>()[..] {
+            [] => "no camera".to_owned(),
+            [one] => format!("camera {one}"),
+            ref several => format!("cameras {}", several.join(" and ")),
+        };
+        let (trained, all) = (self.selection.trained(), self.catalog.episodes.episodes.len());
+        let told = format!("{trained} of {all} episodes, {cameras}, {prompt} prompt tokens a sample");
+        Ok([("data", told)].into_iter().chain(left_out).collect())
     }
 
     fn warnings(&self) -> Vec<String> {

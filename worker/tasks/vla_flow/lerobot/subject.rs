@@ -268,6 +268,10 @@ impl Subject for PolicySubject {
         ]
     }
 
+    fn epoch_len(&self) -> Option<u64> {
+        self.outline.epoch
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "parameters": {

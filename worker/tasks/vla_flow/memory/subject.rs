@@ -104,6 +104,10 @@ impl memory::Subject for Subject {
         }
     }
 
+    fn epoch_len(&self) -> Option<u64> {
+        self.outline.epoch
+    }
+
     fn to_json(&self) -> Value {
         let (counts, outline) = (&self.counts, &self.outline);
         json!({
