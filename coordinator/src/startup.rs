@@ -67,7 +67,7 @@ pub enum StartError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "{length}, and {} has the state after step {}: set at least as many steps, or set train.resume=false to start over",
+        "{length}, but {} already holds step {}: set at least as many steps, or set train.resume=false to start over",
         path.display(), newest.0
     )]
     BeyondItsEnd {

@@ -60,13 +60,19 @@ const ENGLISH: [&str; 7] = ["blocked", "books", "felt", "onto", "said", "turned"
 const NAMES: [(&str, &str); 2] = [("turn", "cache_phase"), ("turns", "cache_phases")];
 
 /// Phrases that had to be read twice where a user met them, each with what to say.
-const PHRASES: [(&str, &str); 27] = [
+const PHRASES: [(&str, &str); 37] = [
     ("a stranger", "rejected a connection, with the reason"),
+    ("are taken\"", "the maximum is, or are reserved"),
     ("asks for what", "has no effect"),
     ("began anew", "started over"),
     ("begin anew", "start over"),
     ("begins anew", "starts over"),
+    ("beside the chat", "next to it, in the shard"),
+    ("beside the file", "in the same directory"),
+    ("beside this directory", "give the path"),
     ("brings it", "downloads it"),
+    ("brings the rows", "copies the rows"),
+    ("brings them", "downloads, or copies them"),
     ("broken off", "interrupted"),
     ("cannot be told", "is unknown"),
     ("computed otherwise", "computed differently"),
@@ -76,9 +82,13 @@ const PHRASES: [(&str, &str); 27] = [
     ("goes on with it", "resumes it"),
     ("gone on from", "resumed from"),
     ("held against", "compared with, or blamed on"),
+    ("is not known here", "is not supported"),
+    ("is not uploaded", "could not be uploaded"),
+    ("is read here", "is supported"),
     ("is there already", "already exists"),
     ("launch again to go on", "start again to resume"),
     ("launched again", "start it again to resume"),
+    ("lie below", "are under, or in"),
     ("made itself known", "registered"),
     ("none that", "no ... can, or not a"),
     ("that is meant", "that is intended"),

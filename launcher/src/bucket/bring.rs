@@ -122,7 +122,7 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path
             file.sync_all().and_then(|()| dirs.try_for_each(directory::sync)).map_err(disk(&path))
         }
         false => Err(damaged(format!(
-            "has {} bytes with the digest {}; {} bytes with {} were written",
+            "downloaded {} bytes with the digest {}; expected {} bytes with the digest {}",
             entry.bytes, entry.blake3, kept.entry.bytes, kept.entry.blake3
         ))),
     }

@@ -119,7 +119,7 @@ impl Thread {
             Err(error) => {
                 (self.seen, self.again) = (Some(copy), Some(clock::now() + AGAIN));
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "the checkpoint of step {} is not uploaded; {}; training continues, and the upload will be retried", found.step, self.safe());
+                    tracing::warn!(%error, "the checkpoint of step {} could not be uploaded; {}; training continues, and the upload will be retried", found.step, self.safe());
                 }
             }
         }

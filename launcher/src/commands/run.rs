@@ -208,7 +208,7 @@ impl Launch<'_> {
         match &kept {
             Ok(()) => tell(Exit::Done, if stopped { "stopped" } else { "finished" }, &success).await,
             Err(failed) => {
-                let text = format!("{success}, but its last checkpoint is not uploaded");
+                let text = format!("{success}, but its last checkpoint could not be uploaded");
                 tell(failed.exit, "failed", &text).await;
             }
         }

@@ -8,6 +8,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
+        info::dimension,
         rows::{Block, Columns, Limits, NO_INTEGER, Part, RowStore},
     },
 };
@@ -29,6 +30,8 @@ pub struct Numeric {
     pub name: String,
     /// Axes of one frame's value.
     pub shape: Vec<usize>,
+    /// Names of its dimensions; none where there is not one for each.
+    pub names: Vec<String>,
     source: Source,
 }
 
@@ -43,6 +46,11 @@ impl Numeric {
     /// Dimensions that have statistics of their own: the last axis, over which the others count as values.
     pub fn dims(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// A dimension, by its number and its name.
+    pub fn dimension(&self, dim: usize) -> String {
+        dimension(dim, if self.shape.len() == 1 { &self.names } else { &[] })
     }
 
     /// Whether it is one of LeRobot's own columns.
@@ -98,7 +106,8 @@ impl<'a> Scanner<'a> {
                     Source::Column(columns.numbers.len() - 1)
                 }
             };
-            features.push(Numeric { name: name.clone(), shape: feature.shape.clone(), source });
+            let (name, shape, names) = (name.clone(), feature.shape.clone(), feature.element_names());
+            features.push(Numeric { name, shape, names, source });
         }
         let timestamp = columns.numbers.iter().position(|(name, _)| name == TIMESTAMP);
         Self { catalog, rows: RowStore::new(columns, Limits::default()), features, timestamp }

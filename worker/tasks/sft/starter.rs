@@ -64,8 +64,9 @@ fn is_chats(file: &Path) -> bool {
 
 fn in_lines(path: PathBuf) -> Result<FoundChats, DataError> {
     let chats = Lines::scan(&path, |_, _| Ok(()))?.len();
-    let about =
-        format!("{chats} chats, one a line; paths of images begin beside the file, or at data.images");
+    let about = format!(
+        "{chats} chats, one a line; paths of images are relative to the file's directory, or to data.images"
+    );
     Ok(FoundChats { path, chats, about })
 }
 

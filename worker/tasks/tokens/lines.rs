@@ -77,7 +77,7 @@ impl Lines {
             let refuse =
                 |fault: &str| DataError::Line { path: path.into(), line: number, fault: fault.into() };
             if read > LONGEST {
-                return Err(refuse("is longer than 64 MiB; keep images beside the file, not in it"));
+                return Err(refuse("is longer than 64 MiB; store images as files of their own"));
             }
             hasher.update(&bytes);
             let mark = if offset == 0 && bytes.starts_with(MARK) { MARK.len() } else { 0 };

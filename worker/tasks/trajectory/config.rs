@@ -238,7 +238,7 @@ impl TaskSettings for TrajectorySettings {
             f.require(
                 spec.train.init_from.is_some(),
                 "train.init_from",
-                "is missing, and with a section `lora` the network itself does not train",
+                "is missing: the section `lora` adapts a network that is already trained",
                 "name the run that trained it, or remove the section `lora`",
             );
         }

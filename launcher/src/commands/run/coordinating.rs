@@ -181,7 +181,7 @@ impl CoordinatorSetup<'_> {
         let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
         let door = Door::new(&self.credentials.credentials, plan.speech.plaintext)?;
         door.check(address).map_err(|problem| {
-            Failed::usage(format!("{}: it can be reached from other machines: {problem}", plan.endpoint))
+            Failed::usage(format!("{}: other machines can reach this address: {problem}", plan.endpoint))
         })
     }
 

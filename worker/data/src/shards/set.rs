@@ -85,7 +85,7 @@ impl Shards {
                     true => Err(DataError::invalid(
                         &path,
                         "(file)",
-                        format!("brings {} members with {} endings", set.members.len(), numbers.len()),
+                        format!("has {} members with {} endings", set.members.len(), numbers.len()),
                         "use fewer shards, or rename files: the part of a name that differs between \
                          samples must come before the first dot",
                     )),

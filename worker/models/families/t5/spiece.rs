@@ -115,7 +115,8 @@ impl AddedTokens {
 /// Reads the file, and what stands beside it.
 pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let refused = |found: String| {
-        let remedy = "copy the checkpoint's spiece.model again, or save a tokenizer.json beside it";
+        let remedy =
+            "copy the checkpoint's spiece.model again, or save a tokenizer.json in the same directory";
         DataError::invalid(path, "(file)", found, remedy)
     };
     let bytes = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(DataError::io(path, "read"))?;
@@ -153,7 +154,8 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let special: Vec<_> = special.into_iter().map(|token| AddedToken::from(token, true)).collect();
     tokenizer.add_special_tokens(&special);
     add(&mut tokenizer, &beside).map_err(|found| {
-        let remedy = "copy the checkpoint's tokenizer files again, or save a tokenizer.json beside them";
+        let remedy =
+            "copy the checkpoint's tokenizer files again, or save a tokenizer.json in the same directory";
         DataError::invalid(&path.with_file_name("tokenizer_config.json"), "added tokens", found, remedy)
     })?;
     Ok(tokenizer)

@@ -57,7 +57,7 @@ impl memory::Subject for Subject {
             (0, trained) => human::grouped(trained),
             (frozen, 0) => format!("none of {}", human::grouped(frozen)),
             (frozen, trained) => {
-                format!("{} beside {} frozen", human::grouped(trained), human::grouped(frozen))
+                format!("{} with {} frozen", human::grouped(trained), human::grouped(frozen))
             }
         };
         let estimated = match outline.prompt_length {
