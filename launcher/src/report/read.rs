@@ -22,7 +22,8 @@ pub struct ReportedRun {
     pub story: Story,
     /// `samples.json`: predictions of held-out samples; null if there is none.
     pub samples: Value,
-    /// Names of an action's dimensions, by `policy.json`; none where the data set has none.
+    /// Names of an action's dimensions, by `policy.json` or else `samples.json`; none where the data set has
+    /// none.
     pub action_names: Vec<String>,
     /// What could not be read, a line each.
     pub problems: Vec<String>,
@@ -46,7 +47,7 @@ impl ReportedRun {
         }
         problems.extend(dir.damage());
         let samples = samples(&path.join("samples.json"), &mut problems);
-        let action_names = action_names(&path.join("policy.json"));
+        let action_names = action_names(&path.join("policy.json"), &samples);
         Self { dir, scalars, story: story.unwrap_or_default(), samples, action_names, problems }
     }
 
@@ -92,11 +93,14 @@ impl ReportedRun {
 }
 
 /// Another program's file by now: what is not as expected has no names.
-fn action_names(path: &Path) -> Vec<String> {
+fn action_names(path: &Path, samples: &Value) -> Vec<String> {
     let text = bounded::read_text(path, MAX_METADATA_BYTES).unwrap_or_default();
     let policy: Value = serde_json::from_str(&text).unwrap_or_default();
-    let names = policy["action"]["names"].as_array().into_iter().flatten();
-    names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    let listed = policy["action"]["names"].as_array().into_iter().flatten();
+    let drawn = samples["samples"][0]["curves"].as_array().into_iter().flatten();
+    let names: Vec<_> = listed.filter_map(Value::as_str).map(str::to_owned).collect();
+    let drawn = drawn.filter_map(|curve| curve["name"].as_str()).map(str::to_owned);
+    if names.is_empty() { drawn.collect() } else { names }
 }
 
 fn samples(path: &Path, problems: &mut Vec<String>) -> Value {

@@ -41,7 +41,7 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
             if !measure.is_empty() || parts.len() > SHORT {
                 html.element(title, "", |html| html.text(measure));
             }
-            html.table(&["of", "before#", "after#", ""], &rows(parts));
+            html.table(&["part", "before#", "after#", ""], &rows(parts));
         });
     }
     section("Held-out measures by part", html)

@@ -154,6 +154,10 @@ impl RunData for Dataset {
         Self::denormalize_actions(self, actions);
     }
 
+    fn action_names(&self, _: u64) -> Vec<String> {
+        self.action.element_names()
+    }
+
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
         let task = self.at(index).and_then(|at| at.task().map(str::to_owned)).unwrap_or_default();
         let pictures = self.sample(index).map(|sample| pictures(&*self.images, &sample)).unwrap_or_default();
