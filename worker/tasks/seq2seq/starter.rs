@@ -77,8 +77,8 @@ fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<Starte
     let all = columns.join(", ");
     file.lines(format_args!("  # its columns: {all}"));
     let sure = if usual.is_some() { "" } else { " # a guess" };
-    file.lines(format_args!("  source: {} # what is read", yaml_scalar(source)));
-    file.lines(format_args!("  target: {} # what is written{sure}", yaml_scalar(target)));
+    file.lines(format_args!("  source: {} # the text that is read", yaml_scalar(source)));
+    file.lines(format_args!("  target: {} # the text to learn{sure}", yaml_scalar(target)));
     file.lines("  source_prefix: \"\" # prepended to every source, like T5's \"summarize: \"");
     file.lines("  max_source_tokens: 512\n  max_target_tokens: 128");
     let training = file.holdout(pairs);

@@ -34,7 +34,7 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     file.lines("lora: {} # rank 16 on every linear of the language model\n");
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     file.lines(format_args!("  # {}", found.about));
-    file.lines("  max_tokens: 4096 # of a chat, images included; what is beyond them is cut off");
+    file.lines("  max_tokens: 4096 # of a chat, images included; the rest is cut off");
     let training = file.holdout(found.chats);
     file.lines("");
     Some(Ok(StarterFile { saw: found.about, text: file.train(job, training) }))
@@ -80,7 +80,7 @@ fn in_shards(path: PathBuf, shards: &Shards) -> Option<FoundChats> {
     let has_captions = (0..chats.min(LOOKED_AT)).any(|sample| shards.with_ending(sample, "txt").is_some());
     let about = match (with_turns, has_captions) {
         (0, false) => return None,
-        (0, true) => format!("{chats} samples of shards: images, and a .txt with what is said of them"),
+        (0, true) => format!("{chats} samples of shards: images, and a .txt with the caption"),
         _ => format!("{chats} samples of shards: a .json with the chat, and its images"),
     };
     Some(FoundChats { path, chats, about })

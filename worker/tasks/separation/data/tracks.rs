@@ -357,7 +357,7 @@ impl Samples for Tracks {
                 more => format!(", and so do {more} others of {} files", files().count()),
             };
             format!(
-                "{place}: ends early ({there} of {frames} samples are there){others}: segments beyond are left out; copy or write the \
+                "{place}: ends early (after {there} of {frames} samples){others}: segments beyond are left out; copy or write the \
                  file again"
             )
         });

@@ -112,7 +112,7 @@ impl Wav {
         let interleaved: Vec<f32> = sample.map(|bytes| header.format.value(bytes)).collect();
         let wanted = CHANNELS * frames;
         if interleaved.len() < wanted {
-            return Err(short(format!("{} of {wanted} values are there", interleaved.len())));
+            return Err(short(format!("ends after {} of {wanted} values", interleaved.len())));
         }
         if let Some(value) = interleaved.iter().find(|value| !value.is_finite()) {
             return Err(format!("holds {value}; write the file again"));

@@ -157,7 +157,7 @@ fn a_file_that_ends_early_takes_its_segments_alone() {
     fs::write(&path, &bytes[..bytes.len() - 4 * 1000]).expect("a file");
     let opened = open(dir.path(), &[]).expect("the header is sound");
     let told = format!(
-        "{}: ends early (1500 of 2500 samples are there): segments beyond are left out; copy or write the file again",
+        "{}: ends early (after 1500 of 2500 samples): segments beyond are left out; copy or write the file again",
         path.display()
     );
     assert_eq!(opened.warnings(), [told]);
