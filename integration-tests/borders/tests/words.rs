@@ -13,7 +13,7 @@ use coxswain_borders::{
     text::{self, Kind, Piece},
     workspace,
 };
-use syn::Item;
+use syn::{ImplItem, Item};
 
 /// Columns of a line of comment; those of code are rustfmt's to hold.
 const WIDTH: usize = 110;
@@ -104,6 +104,12 @@ const PHRASES: [(&str, &str); 37] = [
 const PENDING_TYPES: usize = 1;
 /// Words in "ed" that are nouns.
 const NOUNS: [&str; 5] = ["embed", "feed", "need", "seed", "speed"];
+/// Names of functions that say neither what is made nor what is read or taken, where many types have them.
+const VAGUE: [&str; 5] = ["of", "open", "read", "report", "take"];
+/// So many types of a crate may have a function of such a name. Those of traits do not count.
+const MOST_OF_A_NAME: usize = 3;
+/// Crates and names of which there are more today: a number may be lowered and never raised.
+const PENDING_FUNCTIONS: [(&str, &str, usize); 0] = [];
 /// Participles without "ed", adverbs and pronouns: they say what happened to a thing, or where it stands, and
 /// not what it is. Gerunds are nouns.
 #[rustfmt::skip]
@@ -182,27 +188,71 @@ fn comments_are_no_wider_than_the_code() {
 
 #[test]
 fn no_two_types_of_a_crate_have_one_name() {
-    let root = workspace::root();
     let mut found = Vec::new();
-    for package in workspace::packages().into_values() {
-        for crate_root in &package.roots {
-            let sources = Sources::read(crate_root, &|file| std::fs::read_to_string(root.join(file)).ok());
-            let mut defined: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
-            for module in sources.modules.values() {
-                for name in module.items.iter().filter_map(type_name) {
-                    defined.entry(name).or_default().push(&module.file);
-                }
+    for (package, sources) in crates() {
+        let mut defined: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
+        for module in sources.modules.values() {
+            for name in module.items.iter().filter_map(type_name) {
+                defined.entry(name).or_default().push(&module.file);
             }
-            let repeated = defined.into_iter().filter(|(_, files)| files.len() > 1);
-            let shown = |files: Vec<&Path>| {
-                files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
-            };
-            found.extend(
-                repeated.map(|(name, files)| format!("{}: {name} in {}", package.name, shown(files))),
-            );
         }
+        let repeated = defined.into_iter().filter(|(_, files)| files.len() > 1);
+        let shown = |files: Vec<&Path>| {
+            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
+        };
+        found.extend(repeated.map(|(name, files)| format!("{package}: {name} in {}", shown(files))));
     }
     hold("is the name of two types", found, &[]);
+}
+
+#[test]
+fn vague_names_of_functions_are_few_in_a_crate() {
+    let mut named: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    for (package, sources) in crates() {
+        for module in sources.modules.values() {
+            for name in module.items.iter().flat_map(own_functions).filter(|name| VAGUE.contains(&&**name)) {
+                let files = named.entry((package.clone(), name)).or_default();
+                files.push(module.file.display().to_string());
+            }
+        }
+    }
+    for (package, name, pending) in PENDING_FUNCTIONS {
+        let count = named.get(&(package.to_owned(), name.to_owned())).map_or(0, Vec::len);
+        assert!(
+            count > MOST_OF_A_NAME && count >= pending,
+            "{package}: {name}: {count}; lower it, or take it off"
+        );
+    }
+    let most = |(package, name): &(String, String)| {
+        let pending = PENDING_FUNCTIONS.iter().find(|of| of.0 == package && of.1 == name);
+        pending.map_or(MOST_OF_A_NAME, |(_, _, pending)| *pending)
+    };
+    let found = named.into_iter().filter(|(of, files)| files.len() > most(of));
+    let shown = |((package, name), files): ((String, String), Vec<String>)| {
+        format!("{package}: {name} ({}) in {}", files.len(), files.join(", "))
+    };
+    hold("is a name that many types have: say what is made or read", found.map(shown).collect(), &[]);
+}
+
+/// Functions that a type has of its own.
+fn own_functions(item: &Item) -> Vec<String> {
+    let Item::Impl(block) = item else { return Vec::new() };
+    let functions = block.items.iter().filter(|_| block.trait_.is_none());
+    let name = |item: &ImplItem| match item {
+        ImplItem::Fn(function) => Some(function.sig.ident.to_string()),
+        _ => None,
+    };
+    functions.filter_map(name).collect()
+}
+
+/// The production code of every library and program, by its package's name.
+fn crates() -> Vec<(String, Sources)> {
+    let root = workspace::root();
+    let packages = workspace::packages().into_values();
+    let roots =
+        packages.flat_map(|package| package.roots.into_iter().map(move |root| (package.name.clone(), root)));
+    let text = |file: &Path| std::fs::read_to_string(root.join(file)).ok();
+    roots.map(|(name, root)| (name, Sources::read(&root, &text))).collect()
 }
 
 #[test]

@@ -209,7 +209,9 @@ impl fmt::Display for Fault {
             Kind::LostWrite => write!(f, "the disk loses a write"),
             Kind::MisdirectedWrite => write!(f, "the disk writes to another place, once"),
             Kind::DamagedCheckpoint => write!(f, "the newest checkpoint is damaged"),
-            Kind::KillCoordinator => write!(f, "the coordinator is killed; a new one starts after {for_s:.1} s"),
+            Kind::KillCoordinator => {
+                write!(f, "the coordinator is killed; a new one starts after {for_s:.1} s")
+            }
             Kind::KillLauncher => {
                 write!(f, "the launcher of node {node} is killed; a new one starts after {for_s:.1} s")
             }
