@@ -33,7 +33,7 @@ pub struct PlanArgs {
     /// GPU to plan for, by memory (24GiB) or name (A100-40); repeatable
     #[arg(long, alias = "card", value_name = "GPU", value_parser = GpuKind::parse)]
     gpu: Vec<GpuKind>,
-    /// Print one row for each known GPU: micro-batch x accumulation
+    /// Print one row for each usual GPU: micro-batch x accumulation, peak, time
     #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
     all_gpus: bool,
     /// Print one row for each value of a key, such as lora.rank=8,16,32
