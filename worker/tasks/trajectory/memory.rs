@@ -291,7 +291,7 @@ impl Subject for TrajectorySizes {
         let [frozen, constants, trained] = self.elements.map(human::grouped);
         let network = match self.elements[1] {
             0 => format!("{trained} trained in float32"),
-            _ => format!("{trained} trained in float32, {constants} that stay as they are"),
+            _ => format!("{trained} trained in float32, {constants} constant"),
         };
         let TrajectoryShape { positions, layers, dim, .. } = &self.shape;
         let sample = format!(

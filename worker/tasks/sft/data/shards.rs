@@ -27,7 +27,7 @@ impl ChatShards {
     /// Opens them; refused if the run says where paths of images begin, since they begin nowhere.
     pub fn open(path: &Path, data: &ChatData) -> Result<Self, DataError> {
         if let Some(images) = &data.images {
-            let found = format!("is {images}, but in shards, the images of a chat are stored next to it");
+            let found = format!("is {images}, but images of shards are found next to their chats");
             return Err(DataError::invalid(path, "data.images", found, "remove the key"));
         }
         Ok(Self { shards: Shards::open(path)? })
