@@ -157,7 +157,7 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not begun, and the length of its epochs is unknown until a worker has opened the \
+        "the run has not started, and the length of its epochs is unknown until a worker has opened the \
          data set; the first version of the features is built without this command"
     )]
     NotPlanned,

@@ -85,7 +85,7 @@ fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> 
 fn unknown(data: &Path, asked: Option<&str>) -> String {
     let pattern = data.to_string_lossy().contains(['{', '*', '?', '[']);
     if !data.exists() && !pattern {
-        return "is not there; correct the path".to_owned();
+        return "does not exist; correct the path".to_owned();
     }
     let who =
         asked.map_or("no task reads this".to_owned(), |asked| format!("task {asked} does not read this"));
@@ -220,7 +220,7 @@ mod tests {
         assert!(refused(dir.path(), Some("sft")).contains("task sft does not read this"));
         assert!(refused(dir.path(), Some("dpo")).contains("--task dpo: choose one of vla_flow, sft"));
         assert!(refused(&assets, None).contains("meta/info.json"));
-        assert!(refused(&assets.join("nowhere"), None).contains("is not there"));
+        assert!(refused(&assets.join("nowhere"), None).contains("does not exist"));
         // A file that is called a table, and is none, is told why.
         let of_file = |name: &str, text: &str| {
             let file = dir.path().join(name);

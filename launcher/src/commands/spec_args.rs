@@ -133,7 +133,7 @@ fn find_model(spec: &RunSpec) -> Result<(), Failed> {
     let (key, path) = (base.key, Path::new(base.path));
     if !place::is_remote(path) && !hub::directory(path, Repository::Model).is_ok_and(|dir| dir.exists()) {
         let told =
-            "the model that this run was trained on is not there; if it has moved, say where it is now";
+            "the model that this run was trained on does not exist; if it has moved, give its new path";
         return Err(Failed::bad_input(format!("{key} {}: {told}: {key}=DIR", base.path)));
     }
     Ok(check_base(tasks().of(spec).map_err(Failed::bad_input)?, spec)?)

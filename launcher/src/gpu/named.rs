@@ -120,7 +120,7 @@ impl GpuKind {
         match found[..] {
             [(name, mib)] => Ok(Self { name: (*name).to_owned(), total: mib << 20, used: 0 }),
             [] => Err(format!(
-                "{text}: not a GPU known here; give its memory (24GiB), or one of {}",
+                "{text}: unknown GPU; give its memory (24GiB), or one of {}",
                 GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(total("A100 80GB"), Ok(81_920 << 20));
         assert_eq!(total("h200"), Ok(143_771 << 20));
         assert!(total("A100").is_err_and(|error| error.contains("A100-40, A100-80")));
-        assert!(total("Voodoo2").is_err_and(|error| error.contains("not a GPU known here")));
+        assert!(total("Voodoo2").is_err_and(|error| error.contains("unknown GPU")));
         assert!(total("0GiB").is_err());
         assert_eq!(GpuKind::overview().len(), OVERVIEW.len());
     }

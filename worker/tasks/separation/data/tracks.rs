@@ -62,7 +62,7 @@ impl Home {
         let field = format!("{name}.wav");
         let remedy = "add the file, correct data.stems, or remove the track";
         match self {
-            Self::Folder(dir) => DataError::invalid(dir, field, "is not there", remedy),
+            Self::Folder(dir) => DataError::invalid(dir, field, "does not exist", remedy),
             Self::Sample(shards, sample) => match shards.members(*sample).next() {
                 Some(member) => shards.fault(member, format!("{field} is missing from the sample"), remedy),
                 None => DataError::OutOfRange { what: "track", index: *sample, len: shards.len() },
