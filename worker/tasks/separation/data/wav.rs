@@ -93,7 +93,11 @@ impl Wav {
         }
         if usize::from(header.channels) != CHANNELS {
             let found = format!("{}, and separation is of stereo", header.channels);
-            return refuse("channels", found, "write it with two channels (for a mono file, the same one twice)");
+            return refuse(
+                "channels",
+                found,
+                "write it with two channels (for a mono file, the same one twice)",
+            );
         }
         Ok(Self { place, frames: header.frames(), there: header.frames_there() })
     }
