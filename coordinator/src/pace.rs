@@ -17,7 +17,7 @@ use crate::standing::Attendance;
 pub struct Peer {
     /// Who has called.
     pub caller: Caller,
-    /// Its place among all connections.
+    /// Place among all connections.
     pub attendance: Attendance,
     reads: AtomicUsize,
     refused: Mutex<Option<Instant>>,

@@ -33,7 +33,7 @@ pub struct RunLabel<'a> {
     pub project: &'a str,
     /// How it is listed.
     pub name: &'a str,
-    /// Its run file.
+    /// Run file.
     pub config: &'a Value,
     /// 0 if it finished.
     pub exit_code: i32,

@@ -42,7 +42,7 @@ pub fn tasks() -> Tasks {
     installed().0
 }
 
-/// Their keys in run files.
+/// Keys in run files.
 pub fn schemas() -> config::Tasks {
     installed().1
 }

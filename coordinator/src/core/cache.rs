@@ -64,11 +64,11 @@ impl HighWaterMark {
 pub struct GenerationEntry {
     /// Counts from 1.
     pub number: u64,
-    /// Its adapter is the one before this step.
+    /// Adapter is the one before this step.
     pub since: Step,
     /// Why it was begun; none in mode `exact`, where there is no other.
     pub why: Option<Cause>,
-    /// Its directory in the store, once it is known.
+    /// Directory in the store, once it is known.
     #[serde(rename = "space")]
     pub namespace: Option<String>,
     /// Samples whose features are stored.
@@ -81,7 +81,7 @@ pub struct GenerationEntry {
     pub damaged: u64,
     /// Samples of one forward pass when missing features are computed.
     pub fill_batch: u32,
-    /// Its adapter cannot be had any more.
+    /// Adapter cannot be had any more.
     pub lost: bool,
     /// Over the committed steps that it served. Not durable.
     #[serde(skip)]

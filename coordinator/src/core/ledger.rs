@@ -60,7 +60,7 @@ struct OpenStep {
 /// What a rank may report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// Its lease ends before this step.
+    /// Lease ends before this step.
     pub lease_end: Step,
     /// The generation of the feature cache that the lease of the reported step names; 0 for none.
     pub cache_generation: u64,

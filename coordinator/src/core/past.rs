@@ -67,9 +67,9 @@ pub struct Past {
 pub struct PastNode {
     /// Stable over retries of one launcher.
     pub node_id: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its version. Absent from journals of versions that did not look at it here.
+    /// Version. Absent from journals of versions that did not look at it here.
     #[serde(default)]
     pub version: String,
 }
@@ -114,7 +114,7 @@ impl PastGeneration {
         Self { workers: members.len() as u32, members: members.to_vec(), ..Self::default() }
     }
 
-    /// Its members, and those of all before it, do not matter any more.
+    /// Members, and those of all before it, do not matter any more.
     pub fn is_forgotten(&self) -> bool {
         self.started.is_some() && self.members.is_empty()
     }

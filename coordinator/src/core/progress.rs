@@ -44,7 +44,7 @@ pub struct Progress {
     seed: u64,
     /// What all ranks agree on, and the rank that saw it first.
     dataset: Option<(DataSet, Witness)>,
-    /// Its steps, once a worker has told the size of the data set.
+    /// Steps, once a worker has told the size of the data set.
     pub plan: Option<Plan>,
     /// Steps below this one are committed.
     pub committed: Step,
@@ -72,7 +72,7 @@ pub struct Progress {
 /// The steps of the newest generation that has started.
 #[derive(Clone, Debug)]
 pub struct Course {
-    /// Its steps.
+    /// Steps.
     pub ledger: StepLedger,
     /// How far its ranks may go.
     pub leases: LeaseWindow,

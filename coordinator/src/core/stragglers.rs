@@ -75,7 +75,7 @@ impl fmt::Display for Part {
 pub struct Slowness {
     /// What of its step takes the longest beyond the others'.
     pub part: Part,
-    /// Its own time over the median of the others'.
+    /// Own time over the median of the others'.
     pub factor: f64,
     /// Seconds a step beyond the median of the others.
     pub excess: f64,

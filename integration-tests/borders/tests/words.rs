@@ -136,6 +136,9 @@ const PENDING_FUNCTIONS: [(&str, &str, usize); 25] = [
     ("coxswain-worker", "open", 9),
     ("coxswain-worker", "read", 6),
 ];
+/// Doc comments that begin with "Its" or "Their" today, so that one has to read backwards: it may be lowered
+/// and never raised.
+const PENDING_COMMENTS: usize = 38;
 /// Participles without "ed", adverbs and pronouns: they say what happened to a thing, or where it stands, and
 /// not what it is. Gerunds are nouns.
 #[rustfmt::skip]
@@ -210,6 +213,20 @@ fn comments_are_no_wider_than_the_code() {
         found.extend(wide.map(|(at, line)| format!("{file}:{} ({})", at + 1, line.chars().count())));
     }
     hold(&format!("is a comment wider than {WIDTH} columns"), found, &[]);
+}
+
+#[test]
+fn doc_comments_stand_alone() {
+    let mut found = Vec::new();
+    for (file, source) in sources() {
+        let lines: Vec<_> = source.lines().map(str::trim_start).collect();
+        let begins = |at: usize| at == 0 || !lines[at - 1].starts_with("///");
+        let of_before = |line: &str| line.starts_with("/// Its ") || line.starts_with("/// Their ");
+        let places = lines.iter().enumerate().filter(|(at, line)| of_before(line) && begins(*at));
+        found.extend(places.map(|(at, line)| format!("{file}:{}: {line}", at + 1)));
+    }
+    let shown = found.join("\n  ");
+    assert!(found.len() <= PENDING_COMMENTS, "whose? a comment begins with what it is about:\n  {shown}");
 }
 
 #[test]

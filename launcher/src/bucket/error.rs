@@ -60,7 +60,7 @@ pub enum BucketError {
     Superseded {
         /// Of the run.
         address: String,
-        /// Its launcher.
+        /// Launcher.
         launcher: String,
         /// How long it has had the run.
         ago: u64,

@@ -65,7 +65,7 @@ pub fn newest(output: &Path) -> Option<Local> {
 }
 
 impl Local {
-    /// Its files, opened. None if a newer one has taken its place, which may also be why a file is missing.
+    /// Files, opened. None if a newer one has taken its place, which may also be why a file is missing.
     pub fn open(&self) -> Result<Option<Vec<OpenFile>>, BucketError> {
         let store = Store::new(&self.output);
         let Ok(checkpoint) = store.open(self.step) else { return Ok(None) };
@@ -167,7 +167,7 @@ pub struct Record {
     pub before: String,
     /// The set that is there, if there is one: steps that are done.
     pub step: Option<u64>,
-    /// Its bytes.
+    /// Bytes.
     pub bytes: u64,
 }
 

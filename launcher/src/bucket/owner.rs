@@ -36,7 +36,7 @@ const TRIES: usize = 4;
 pub struct OpenFile {
     /// Relative to the output directory.
     pub path: String,
-    /// Its content.
+    /// Content.
     pub file: File,
     /// Length and digest.
     pub entry: FileEntry,

@@ -35,9 +35,9 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub struct UploadJob {
     /// The run, as it is launched.
     pub spec: RunSpec,
-    /// Its address.
+    /// Address.
     pub address: String,
-    /// Its launcher's id.
+    /// Launcher's id.
     pub launcher: String,
     /// Where lines are shown.
     pub terminal: Arc<Terminal>,

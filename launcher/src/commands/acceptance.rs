@@ -39,9 +39,9 @@ const SHOWN: usize = 16;
 pub struct Outline {
     /// What it will take of this machine's memory.
     pub forecast: Forecast,
-    /// Its data, in words.
+    /// Data, in words.
     pub data: String,
-    /// Its steps.
+    /// Steps.
     pub steps: plan::Plan,
     /// Why its checkpoints will not fit on the disk.
     lack_of_room: Option<String>,

@@ -134,7 +134,7 @@ struct PlacedLauncher {
     coordinator: Option<Host>,
     whereabouts: Whereabouts,
     access: Access,
-    /// Its role, if this launcher could take it.
+    /// Role, if this launcher could take it.
     claims: Option<Claims>,
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Its number in the driver's order.
+    /// Number in the driver's order.
     pub index: u32,
     /// Product name.
     pub name: String,
@@ -26,9 +26,9 @@ pub struct Gpu {
 /// A process that computes on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuProcess {
-    /// Its id.
+    /// Id.
     pub pid: u32,
-    /// Its command, where this user may see it.
+    /// Command, where this user may see it.
     pub command: Option<String>,
     /// Bytes it holds on the GPU, where the driver tells.
     pub used: Option<u64>,

@@ -29,7 +29,7 @@ pub struct Step {
 /// One launcher among several on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Its number on the machine.
+    /// Number on the machine.
     pub local_rank: u32,
     /// Launchers on the machine.
     pub of: u32,

@@ -139,7 +139,7 @@ impl Question {
             .times(self.subject.spec().train.global_batch as u64)
     }
 
-    /// Its operations are the same wherever it is.
+    /// Operations are the same wherever it is.
     fn ask_of_a_sample(&self) -> Ask {
         Ask { micro_batch: 1, world: self.world, rank: 0, place: Place::Gpu }
     }

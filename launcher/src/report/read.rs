@@ -51,7 +51,7 @@ impl ReportedRun {
         Self { dir, scalars, story: story.unwrap_or_default(), samples, action_names, problems }
     }
 
-    /// Its name; its directory's if it has none.
+    /// Name; its directory's if it has none.
     pub fn name(&self) -> String {
         let named = self.dir.run["name"].as_str().filter(|name| !name.is_empty());
         named.map_or_else(|| self.dir.dir.display().to_string(), str::to_owned)

@@ -29,7 +29,7 @@ const REASON: &str = "requested in cox top";
 
 /// One run, and the screen's ends of what is told of it.
 pub struct Follower {
-    /// Its number on the screen.
+    /// Number on the screen.
     pub number: usize,
     /// Where it is.
     pub target: Target,

@@ -23,9 +23,9 @@ pub enum Source {
     /// Not known yet.
     #[default]
     Unknown,
-    /// Its coordinator.
+    /// Coordinator.
     Coordinator,
-    /// Its files, and why.
+    /// Files, and why.
     Files(String),
     /// Nowhere, and why.
     Nothing(String),
@@ -44,7 +44,7 @@ pub enum Update {
     Logged(Vec<String>),
     /// Losses by committed steps, from its ledger.
     Losses(Vec<(u64, f64)>),
-    /// Its ranks' memory.
+    /// Ranks' memory.
     Memory(Box<GetMemoryResponse>),
     /// What has become of an order.
     Message(String),
@@ -90,12 +90,12 @@ impl RunView {
         Self { label, ..Self::default() }
     }
 
-    /// Its name.
+    /// Name.
     pub fn name(&self) -> &str {
         if self.status.run_name.is_empty() { &self.label } else { &self.status.run_name }
     }
 
-    /// Its phase in plain words.
+    /// Phase in plain words.
     pub fn phase(&self) -> String {
         match (&self.source, self.status.phase) {
             (Source::Unknown, _) => "looking for it".to_owned(),

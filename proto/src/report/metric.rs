@@ -42,9 +42,9 @@ pub struct Metric {
 /// How the values of ranks become the step's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// Their mean, over the ranks that report it.
+    /// Mean, over the ranks that report it.
     Mean,
-    /// Their sum.
+    /// Sum.
     Sum,
     /// The largest.
     Max,

@@ -102,7 +102,7 @@ impl Namespace {
         &self.0.description
     }
 
-    /// Its directory.
+    /// Directory.
     pub fn dir(&self) -> &Path {
         &self.0.dir
     }

@@ -62,7 +62,7 @@ impl Store {
         Ok(Some(Self { directory: Directory { path: dir.to_path_buf(), budget: None }, read_only }))
     }
 
-    /// Its directory.
+    /// Directory.
     pub fn dir(&self) -> &Path {
         &self.directory.path
     }

@@ -66,7 +66,7 @@ pub struct TensorLocation {
     name: String,
     shape: Vec<usize>,
     stored: Dtype,
-    /// Its bytes in the file.
+    /// Bytes in the file.
     range: Range<usize>,
 }
 
@@ -368,7 +368,7 @@ impl TensorLocation {
         self.shape.iter().product()
     }
 
-    /// Its axes.
+    /// Axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }

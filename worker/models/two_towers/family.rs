@@ -24,7 +24,7 @@ use crate::{
 
 /// What such a family says; the rest follows.
 pub trait TowersFamily: ModelTypes {
-    /// Its `config.json`.
+    /// `config.json`.
     type Config: TowersConfig;
 
     /// How prompts and chats are rendered.
@@ -33,7 +33,7 @@ pub trait TowersFamily: ModelTypes {
 
 /// A family on one kind of device.
 pub trait TowersFamilyOn<B: Tape<Base = B>>: TowersFamily {
-    /// Its vision tower.
+    /// Vision tower.
     type Tower: VisionTower<B, Config = Self::Config> + 'static;
 }
 

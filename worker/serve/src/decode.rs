@@ -63,7 +63,7 @@ pub enum WireError {
     /// A value of a type that is none of ours.
     #[error("{name}: {problem}")]
     Value {
-        /// Its name.
+        /// Name.
         name: String,
         /// What was found, and what to send instead.
         problem: String,

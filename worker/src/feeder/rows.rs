@@ -73,9 +73,9 @@ pub struct UncachedRow {
 /// A sample that a step takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleRequest {
-    /// Its position in the epoch's order.
+    /// Position in the epoch's order.
     pub position: u64,
-    /// Its index in the data set.
+    /// Index in the data set.
     pub index: u64,
 }
 

@@ -30,7 +30,7 @@ const EPISODES_A_THREAD: usize = 16;
 /// What a data set is like.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// Its directory.
+    /// Directory.
     pub path: PathBuf,
     /// Episodes, as far as they are known.
     pub episodes: u64,

@@ -27,7 +27,7 @@ pub enum Frames {
 }
 
 impl Frames {
-    /// Their numbers in an episode of so many, in order.
+    /// Numbers in an episode of so many, in order.
     pub fn of(self, length: u64) -> Vec<u64> {
         let last = length.saturating_sub(1);
         match self {
@@ -48,7 +48,7 @@ impl Frames {
 
 /// A camera of a data set.
 pub struct Camera {
-    /// Its feature.
+    /// Feature.
     pub name: String,
     /// Height and width, as `info.json` has them.
     size: Option<(usize, usize)>,

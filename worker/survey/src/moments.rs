@@ -31,7 +31,7 @@ pub struct Moments {
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
     /// Sum of squared distances from the mean.
     squares: f64,
@@ -170,9 +170,9 @@ impl Dim {
 pub struct Extreme {
     /// The value.
     pub value: f64,
-    /// Its episode.
+    /// Episode.
     pub episode: u64,
-    /// Its frame there.
+    /// Frame there.
     pub frame: u64,
     /// All of its episode.
     pub of: Moments,

@@ -26,7 +26,7 @@ const REPAIR: &str = "repair the recording or delete the episode";
 
 /// A feature of numbers.
 pub struct Numeric {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Axes of one frame's value.
     pub shape: Vec<usize>,

@@ -53,7 +53,7 @@ pub struct Job<'a> {
 pub struct MissingStats {
     /// The feature.
     pub feature: String,
-    /// Their names.
+    /// Names.
     pub statistics: Vec<&'static str>,
 }
 

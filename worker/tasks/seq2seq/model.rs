@@ -70,7 +70,7 @@ impl<B: Tape<Base = B>> PairModel<B> {
         Ok((Self { model, lora, full, retention, seed: spec.run.seed }, layout, values))
     }
 
-    /// Its adapters, if it has any.
+    /// Adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
     }

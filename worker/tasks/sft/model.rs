@@ -80,7 +80,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         Ok((model, layout, values))
     }
 
-    /// Its adapters, if it has any.
+    /// Adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
     }

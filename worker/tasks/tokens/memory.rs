@@ -75,11 +75,11 @@ impl TokenWeights {
 
 /// A run as its memory is predicted.
 pub struct TokenRun<'a> {
-    /// Its keys.
+    /// Keys.
     pub spec: &'a RunSpec,
     /// Of them what is said of the model.
     pub model: &'a Model,
-    /// Its weights.
+    /// Weights.
     pub weights: &'a TokenWeights,
     /// Entries of the vocabulary.
     pub vocab: usize,

@@ -7,7 +7,7 @@ use coxswain_task::{Fault, MicroLoss, TaskError};
 /// Over all targets of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenSums {
-    /// Their losses, in nats.
+    /// Losses, in nats.
     pub loss_sum: f64,
     /// How many are the likeliest at their place.
     pub right: f64,

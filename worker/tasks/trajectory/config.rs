@@ -168,7 +168,7 @@ pub struct TrajectoryOptimizer {
 pub struct TrajectoryRates {
     /// The network, where it trains.
     pub network: f64,
-    /// Its adapters.
+    /// Adapters.
     pub lora: f64,
 }
 

@@ -38,7 +38,7 @@ const DECODER: &str = "decoder";
 /// A micro-batch that cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum TrajectoryError {
-    /// Its images do not fit the tower, or the tower's weights cannot be read any more.
+    /// Images do not fit the tower, or the tower's weights cannot be read any more.
     #[error("step {step}, images {images:?}: {source}")]
     Extractor {
         /// Optimizer step.

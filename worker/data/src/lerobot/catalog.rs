@@ -24,7 +24,7 @@ use crate::{
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Its first eight bytes, which key the order of samples.
+    /// First eight bytes, which key the order of samples.
     pub fn word(&self) -> u64 {
         u64::from_le_bytes(self.0[..8].try_into().expect("32 bytes hold 8"))
     }

@@ -29,7 +29,7 @@ pub enum Misfit {
     Length {
         /// Which of the value's axes it is.
         axis: usize,
-        /// Its elements.
+        /// Elements.
         found: usize,
         /// Those that it should have.
         wanted: usize,

@@ -45,7 +45,7 @@ impl<'a> Table<'a> {
         Ok(Self { path, metadata: footer(path)? })
     }
 
-    /// Its columns' names.
+    /// Columns' names.
     pub fn names(&self) -> Vec<&str> {
         self.metadata.file_metadata().schema().get_fields().iter().map(|field| field.name()).collect()
     }

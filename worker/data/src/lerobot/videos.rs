@@ -38,7 +38,7 @@ pub struct VideoFile {
     pub chunk: u64,
     /// `file_index`, or the episode.
     pub file: u64,
-    /// Its part of `by_file`.
+    /// Part of `by_file`.
     episodes: Range<usize>,
 }
 

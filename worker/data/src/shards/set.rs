@@ -35,7 +35,7 @@ struct Member {
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    /// Its first member.
+    /// First member.
     members: u32,
 }
 

@@ -65,7 +65,7 @@ pub struct MeasuredRun<'a> {
     pub world: u64,
     /// This one.
     pub rank: u64,
-    /// Its largest peak in forward, backward and optimizer.
+    /// Largest peak in forward, backward and optimizer.
     pub peak: u64,
     /// By category.
     pub measured: Vec<(Category, u64)>,

@@ -28,7 +28,7 @@ pub(in crate::train) struct ValidationState {
     pub before: Option<Option<HeldOutError>>,
     /// Steps done at the newest evaluation, and what it found of the weights and of their average.
     newest: Option<(Step, Option<HeldOutError>, Option<HeldOutError>)>,
-    /// Its figures, until a step's report takes them along.
+    /// Figures, until a step's report takes them along.
     unreported: Vec<Metric>,
     /// Whether the run was described in the log.
     pub(super) announced: bool,

@@ -33,16 +33,16 @@ pub struct Best {
     pub samples: u64,
     /// See `samples`.
     pub seed: u64,
-    /// Its checkpoint, relative to the output directory.
+    /// Checkpoint, relative to the output directory.
     pub checkpoint: String,
-    /// Its artifacts, relative to the output directory.
+    /// Artifacts, relative to the output directory.
     pub artifacts: String,
 }
 
 impl Best {
-    /// Its file, in a run's output directory.
+    /// File, in a run's output directory.
     pub const FILE: &'static str = "best.json";
-    /// Its artifacts, in a run's output directory.
+    /// Artifacts, in a run's output directory.
     pub const ARTIFACTS: &'static str = "best";
 
     /// The state after `step` steps, by the first measure of what was found with draws under `seed`; none if

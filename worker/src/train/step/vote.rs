@@ -65,7 +65,7 @@ pub struct Ballot {
     pub commands: Commands,
     /// Sum of losses over its valid elements.
     pub loss_sum: f64,
-    /// Its valid elements.
+    /// Valid elements.
     pub valid_count: f64,
     /// Whether its system swaps it out, step after step: the next step should take less.
     pub pressed: bool,

@@ -8,7 +8,7 @@ use coxswain_task::{Batch, Sample};
 /// A pair, encoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairSample {
-    /// Its place in the file.
+    /// Place in the file.
     pub index: u64,
     /// Ids of the source, its end included.
     pub source: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct PairSample {
 pub struct PairBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the file.
+    /// Places in the file.
     pub indices: Vec<u64>,
     /// `[b, s]` row-major, padded on the right.
     pub source: Vec<u32>,

@@ -21,7 +21,7 @@ use coxswain_task::{Batch, Sample};
 /// A chat, encoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatSample {
-    /// Its place in the file.
+    /// Place in the file.
     pub index: u64,
     /// One id per token, image placeholders expanded.
     pub input_ids: Vec<u32>,
@@ -40,7 +40,7 @@ pub struct ChatSample {
 pub struct ChatBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the file.
+    /// Places in the file.
     pub indices: Vec<u64>,
     /// Of all chats, `[n]`.
     pub input_ids: Vec<u32>,

@@ -46,7 +46,7 @@ impl ChatReader {
         Ok(Self { encoder, images, max_tokens: settings.data.max_tokens })
     }
 
-    /// Its tokenizer.
+    /// Tokenizer.
     pub fn encoder(&self) -> &dyn ChatEncoder {
         &*self.encoder
     }

@@ -11,7 +11,7 @@ use coxswain_task::{Batch, CachedFeatures, Sample};
 /// An image, cut into patches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSample {
-    /// Its place in the order of images.
+    /// Place in the order of images.
     pub index: u64,
     /// `[patches, patch values]`, row-major; empty where its trajectories are there already.
     pub pixel_values: Arc<Vec<f32>>,
@@ -22,7 +22,7 @@ pub struct ImageSample {
 pub struct ImageBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the order of images.
+    /// Places in the order of images.
     pub indices: Vec<u64>,
     /// Positions of each image.
     pub positions: usize,

@@ -7,9 +7,9 @@ use super::{CheckpointError, FileEntry, Manifest, io_error};
 /// A complete checkpoint.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// Its directory.
+    /// Directory.
     pub path: PathBuf,
-    /// Its description.
+    /// Description.
     pub manifest: Manifest,
 }
 
