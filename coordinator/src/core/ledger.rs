@@ -206,7 +206,13 @@ impl StepLedger {
 
     /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of
     /// another generation neither.
-    pub fn report(&mut self, rank: Rank, slot: Slot, report: &StepReport, due: Due) -> Result<(), Fault> {
+    pub fn record_report(
+        &mut self,
+        rank: Rank,
+        slot: Slot,
+        report: &StepReport,
+        due: Due,
+    ) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());

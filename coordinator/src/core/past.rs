@@ -1,6 +1,6 @@
 //! What a coordinator remembers of its earlier lives: the sum of its records.
 //!
-//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one
+//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::add_record`] adds one
 //! record, so that a test or a simulation can restart a machine from what it has recorded, without a disk.
 
 use std::{
@@ -122,7 +122,7 @@ impl PastGeneration {
 
 impl Past {
     /// Adds one record.
-    pub fn take(&mut self, record: &Record) {
+    pub fn add_record(&mut self, record: &Record) {
         match record {
             Record::DataSet(dataset) => self.dataset = Some(dataset.clone()),
             Record::Orders(orders) => self.orders = orders.clone(),
@@ -213,7 +213,7 @@ impl Past {
             records.extend(lost);
             records.extend([Record::Spent(SpentBudgets::default()), Record::Orders(Orders::default())]);
         }
-        records.iter().for_each(|record| self.take(record));
+        records.iter().for_each(|record| self.add_record(record));
         records
     }
 

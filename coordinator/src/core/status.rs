@@ -205,7 +205,7 @@ impl Pace {
     const ENOUGH: u32 = 3;
 
     /// Takes a committed step's time.
-    pub fn take(&mut self, step: &CommittedStep) {
+    pub fn add_step(&mut self, step: &CommittedStep) {
         let time = step.times.total;
         self.seen = self.seen.saturating_add(1);
         self.mean = Some(match self.mean {
@@ -236,9 +236,9 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// Takes a committed step's time.
-    pub fn take(&mut self, step: &CommittedStep) {
+    pub fn add_step(&mut self, step: &CommittedStep) {
         let pace = if step.cache_generation > 0 { &mut self.cached } else { &mut self.live };
-        pace.take(step);
+        pace.add_step(step);
     }
 
     /// The time that a step of this kind is expected to take, once some have been seen.

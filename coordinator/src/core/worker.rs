@@ -168,7 +168,7 @@ pub struct Counts {
 
 impl Counts {
     /// Of one worker.
-    pub fn of(worker: &Worker) -> Self {
+    pub fn from_worker(worker: &Worker) -> Self {
         let present = worker.gone.is_none();
         Self {
             present: u32::from(present),
@@ -195,7 +195,7 @@ pub struct WorkerMut<'a> {
 impl<'a> WorkerMut<'a> {
     /// A worker among all that are counted.
     pub fn new(worker: &'a mut Worker, counts: &'a mut Counts) -> Self {
-        let was = Counts::of(worker);
+        let was = Counts::from_worker(worker);
         Self { worker, counts, was }
     }
 }
@@ -216,6 +216,6 @@ impl DerefMut for WorkerMut<'_> {
 
 impl Drop for WorkerMut<'_> {
     fn drop(&mut self) {
-        self.counts.change(self.was, Counts::of(self.worker));
+        self.counts.change(self.was, Counts::from_worker(self.worker));
     }
 }
