@@ -40,7 +40,7 @@ pub struct OfLaunch {
 impl OfLaunch {
     /// What the environment gives, else the run's own token, if the run `stays_here`: on this machine's
     /// loopback.
-    pub fn of(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
+    pub fn resolve(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
         if let Some(tokens) = check(env, stays_here)? {
             return Ok(Self { credentials: with(Some(tokens), env), own: None });
         }
@@ -144,7 +144,7 @@ mod tests {
     fn a_run_of_one_machine_makes_its_own_token_and_its_commands_find_it() {
         let dir = tempfile::tempdir().unwrap();
         let none = |_: &str| None;
-        let launch = OfLaunch::of(dir.path(), &none, true).unwrap();
+        let launch = OfLaunch::resolve(dir.path(), &none, true).unwrap();
         let path = dir.path().join("logs/token");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(launch.variables(), [("COX_TOKEN_FILE", path.display().to_string())]);
@@ -153,7 +153,7 @@ mod tests {
         let ours = shown(&launch.credentials);
         assert!(shown(&of_run(dir.path(), &none).unwrap()).is(ours.secret()));
         // The second launcher of the same run.
-        let second = OfLaunch::of(dir.path(), &none, true).unwrap();
+        let second = OfLaunch::resolve(dir.path(), &none, true).unwrap();
         assert!(shown(&second.credentials).is(ours.secret()));
         assert!(!format!("{launch:?}").contains(&ours.secret()[8..]));
         // As on a file system that keeps no permissions.
@@ -163,11 +163,11 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         second.tidy(dir.path(), &none);
         let told = |name: &str| (name == TOKEN_FILE).then(|| path.display().to_string());
-        OfLaunch::of(dir.path(), &told, true).unwrap().tidy(dir.path(), &told);
+        OfLaunch::resolve(dir.path(), &told, true).unwrap().tidy(dir.path(), &told);
         assert!(path.exists());
         // With a token of the user's the run has none of its own.
         let env = |name: &str| (name == TOKEN).then(|| SECRET.to_owned());
-        let given = OfLaunch::of(dir.path(), &env, true).unwrap();
+        let given = OfLaunch::resolve(dir.path(), &env, true).unwrap();
         given.tidy(dir.path(), &env);
         assert!(given.variables().is_empty() && !path.exists());
         assert!(shown(&of_run(dir.path(), &env).unwrap()).is(SECRET));
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn off_loopback_a_token_is_asked_for() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(message(OfLaunch::of(dir.path(), &|_| None, false)).contains("COX_TOKEN=$(cox token)"));
+        assert!(message(OfLaunch::resolve(dir.path(), &|_| None, false)).contains("COX_TOKEN=$(cox token)"));
     }
 
     #[test]

@@ -218,7 +218,7 @@ impl RunRecords {
         let account = |(epoch, [learned, quarantined, skipped]): (u64, [Vec<Range<u64>>; 3])| {
             let expected = expected.get(epoch as usize).copied().unwrap_or(0);
             let ranges = [learned, quarantined.clone(), skipped.clone()].concat();
-            let Coverage { covered, missing, repeated } = Coverage::of(expected, ranges);
+            let Coverage { covered, missing, repeated } = Coverage::compute(expected, ranges);
             let committed = covered.saturating_sub(count(&quarantined) + count(&skipped));
             EpochAccount { epoch, expected, committed, quarantined, skipped, missing, duplicate: repeated }
         };

@@ -96,7 +96,7 @@ pub fn bring(
 
 /// Whether the last launch that had the run was one of this directory, which has what the bucket has.
 pub fn goes_on_here(address: &str, index: &Index, newest: &Set, output: &Path) -> bool {
-    let last = Record::read(output).is_some_and(|record| {
+    let last = Record::load(output).is_some_and(|record| {
         record.address == address && [record.launcher, record.before].contains(&index.launcher)
     });
     last && Store::new(output).newest().is_ok_and(|found| found.manifest.step >= newest.step)

@@ -185,7 +185,7 @@ impl fmt::Display for Record {
 
 impl Record {
     /// That of an output directory.
-    pub fn read(output: &Path) -> Option<Self> {
+    pub fn load(output: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(output.join(RECORD)).ok()?).ok()
     }
 

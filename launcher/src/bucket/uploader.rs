@@ -176,7 +176,7 @@ impl Thread {
         let output = self.output();
         let newest = self.owner()?.index().newest();
         let (step, bytes) = (newest.map(|set| set.step), newest.map_or(0, Set::bytes));
-        let record = Record::read(&output).unwrap_or_default();
+        let record = Record::load(&output).unwrap_or_default();
         Record { step, bytes, ..record }.write(&output)
     }
 

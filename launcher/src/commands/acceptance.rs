@@ -193,7 +193,7 @@ fn unless_it_passes(error: DataError) -> Outcome {
 fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, Failed> {
     let local = u64::from(plan.nproc_per_node);
     let ranks = u64::from(plan.ranks(plan.nnodes.min));
-    let forecast = Forecast::of(spec, plan.device, ranks, local)?;
+    let forecast = Forecast::predict(spec, plan.device, ranks, local)?;
     match &forecast.shortfall {
         Some(shortfall) if shortfall.is_certain() => Err(shortfall.refusal()),
         _ => Ok(forecast),

@@ -111,7 +111,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     spec.check_world(world.most().max(1) as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
     let stays_here = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let shown = OfLaunch::of(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
+    let shown = OfLaunch::resolve(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
     let options = Options {
         state_dir: Some(std::path::Path::new(&spec.run.output_dir).join("coordinator")),
         spec,

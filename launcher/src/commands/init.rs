@@ -98,7 +98,7 @@ fn unknown(data: &Path, asked: Option<&str>) -> String {
 /// The micro-batch that `cox plan` recommends for this run here; none if not even one sample fits.
 fn fitting(text: &str) -> Result<Option<u64>, Failed> {
     let spec = RunSpec::from_yaml(text, "cox init", &[], schemas())?;
-    let forecast = Forecast::of(&spec, spec.launch.device, 1, 1)?;
+    let forecast = Forecast::predict(&spec, spec.launch.device, 1, 1)?;
     let best = forecast.outlooks.iter().map(|outlook| outlook.best().map(|split| split.micro_batch));
     // Of several kinds of GPUs the one that takes least decides.
     Ok(best.min().flatten())

@@ -111,7 +111,7 @@ fn varied(args: &PlanArgs, vary: &Vary, began: Instant) -> Outcome {
 fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, Failed> {
     let spec = args.spec.load_with(changes)?;
     let local = local_ranks(&spec);
-    Question::of(&spec, args.world.map_or(local, u64::from), local)
+    Question::new(&spec, args.world.map_or(local, u64::from), local)
 }
 
 fn memories(args: &PlanArgs, question: &Question) -> Vec<Memory> {

@@ -103,11 +103,11 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         tracing::warn!("the damaged journal is set aside as {}", kept.display());
     }
     let output_dir = Path::new(&spec.run.output_dir);
-    let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
+    let credentials = OfLaunch::resolve(output_dir, &process_env, rendezvous::stays_here(&plan))?;
     let mode = match log.log_format {
         LogFormat::Text => Mode::of_stderr(&args.console),
         // For programs, wherever it goes.
-        LogFormat::Json => Mode::of(&args.console, false),
+        LogFormat::Json => Mode::choose(&args.console, false),
     };
     let terminal = Arc::new(Terminal::new(mode, writer));
     let told = outline.map(|outline| {

@@ -55,7 +55,7 @@ pub fn status(args: &StatusArgs) -> Outcome {
         let answer = access
             .look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
             .await?;
-        let kept = Record::read(Path::new(&answer.output_dir));
+        let kept = Record::load(Path::new(&answer.output_dir));
         match (args.json, kept) {
             (true, kept) => say(json::status(&answer, kept.as_ref())),
             (false, None) => say(text::status(&answer)),

@@ -115,7 +115,7 @@ async fn show(targets: Vec<Target>) -> Outcome {
             }
             Some((run, update)) = updates.recv() => {
                 let is_first = matches!(update, Update::Status(_)) && app.runs[run].status.run_id.is_empty();
-                app.take(run, update);
+                app.apply(run, update);
                 if is_first {
                     next_frame = clock::now() + FIRST;
                 }

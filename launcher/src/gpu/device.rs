@@ -53,7 +53,7 @@ impl Peaks {
     }
 
     /// The largest use seen of a GPU.
-    pub fn of(&self, gpu: &Gpu) -> u64 {
+    pub fn peak(&self, gpu: &Gpu) -> u64 {
         self.0.get(&gpu.index).copied().unwrap_or(gpu.used)
     }
 }
@@ -81,8 +81,8 @@ mod tests {
         for used in [10, 70, 20] {
             peaks.observe(&[gpu(used)]);
         }
-        assert_eq!(peaks.of(&gpu(20)), 70);
+        assert_eq!(peaks.peak(&gpu(20)), 70);
         peaks.reset();
-        assert_eq!(peaks.of(&gpu(20)), 20);
+        assert_eq!(peaks.peak(&gpu(20)), 20);
     }
 }

@@ -48,7 +48,7 @@ pub enum PerRank {
 
 impl PerRank {
     /// Streams of one local rank.
-    pub fn of(&self, local_rank: u32) -> Streams {
+    pub fn streams(&self, local_rank: u32) -> Streams {
         match self {
             Self::All(streams) => *streams,
             Self::Each(ranks) => ranks.get(&local_rank).copied().unwrap_or(Streams::NONE),
@@ -102,12 +102,12 @@ mod tests {
 
     #[test]
     fn a_number_holds_for_all_ranks_and_pairs_for_the_named_ones() {
-        assert_eq!(parse("3").unwrap().of(7), Streams::BOTH);
-        assert_eq!(parse("1").unwrap().of(0), Streams { stdout: true, stderr: false });
+        assert_eq!(parse("3").unwrap().streams(7), Streams::BOTH);
+        assert_eq!(parse("1").unwrap().streams(0), Streams { stdout: true, stderr: false });
         let each = parse("0:3,2:2").unwrap();
-        assert_eq!(each.of(0), Streams::BOTH);
-        assert_eq!(each.of(1), Streams::NONE);
-        assert_eq!(each.of(2), Streams { stdout: false, stderr: true });
+        assert_eq!(each.streams(0), Streams::BOTH);
+        assert_eq!(each.streams(1), Streams::NONE);
+        assert_eq!(each.streams(2), Streams { stdout: false, stderr: true });
     }
 
     #[test]

@@ -98,8 +98,8 @@ pub struct Forecast {
 
 impl Forecast {
     /// Lays `spec` against the memories of this machine, on `world` ranks of which `local` are here.
-    pub fn of(spec: &RunSpec, device: DeviceChoice, world: u64, local: u64) -> Result<Self, Failed> {
-        let question = Question::of(spec, world, local)?;
+    pub fn predict(spec: &RunSpec, device: DeviceChoice, world: u64, local: u64) -> Result<Self, Failed> {
+        let question = Question::new(spec, world, local)?;
         let memories = Memory::here(spec, device, local);
         let shortfall = shortfall(&question, &memories);
         let outlooks = kinds(memories).iter().map(|memory| question.outlook(memory)).collect();

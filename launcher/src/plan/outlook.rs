@@ -100,7 +100,7 @@ impl Outlook {
 
 impl Question {
     /// The run that a file describes, on `world` ranks of which `local` share this machine.
-    pub fn of(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
+    pub fn new(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
         Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
     }
 

@@ -71,7 +71,8 @@ impl WorkerGroup {
         let rank = self.common.place.first_rank + local;
         let local_rank = self.common.place.first_local_rank + local;
         let shown = self.output.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
-        let (redirects, tee) = (self.output.redirects.of(local_rank), self.output.tee.of(local_rank));
+        let (redirects, tee) =
+            (self.output.redirects.streams(local_rank), self.output.tee.streams(local_rank));
         let dir = self.output.log_dir.join(format!("rank{rank:04}"));
         let sink =
             |redirect, tee, name| Sink { route: Route::new(redirect, tee, shown), path: dir.join(name) };

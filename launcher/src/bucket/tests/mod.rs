@@ -192,5 +192,5 @@ fn set(step: u64) -> Vec<OpenFile> {
 }
 
 fn take(fake: &Fake, launcher: &str) -> Owner {
-    Owner::take(Box::new(fake.clone()), AT, &spec(7), launcher).unwrap()
+    Owner::claim(Box::new(fake.clone()), AT, &spec(7), launcher).unwrap()
 }

@@ -70,7 +70,7 @@ impl KeptEnd<'_> {
         };
         let why = failed.message.unwrap_or_default();
         let output = &self.spec.run.output_dir;
-        let step = Record::read(Path::new(output)).and_then(|record| record.step);
+        let step = Record::load(Path::new(output)).and_then(|record| record.step);
         let there = step
             .map_or("the bucket has nothing of it".to_owned(), |step| format!("the bucket has step {step}"));
         self.terminal
