@@ -266,7 +266,7 @@ impl LeftOut {
     }
 
     /// Positions of a step that are left out, in order.
-    pub fn of(&mut self, batch: &Batch) -> Vec<Range<u64>> {
+    pub fn in_batch(&mut self, batch: &Batch) -> Vec<Range<u64>> {
         if self.rows.is_empty() {
             return Vec::new();
         }

@@ -279,7 +279,7 @@ impl StepLedger {
     fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
-        let left_out = self.left_out.of(&batch);
+        let left_out = self.left_out.in_batch(&batch);
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
             step,
@@ -307,7 +307,7 @@ impl StepLedger {
     fn check_positions(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
-        let expected = plan::without(due.clone(), &self.left_out.of(&batch));
+        let expected = plan::without(due.clone(), &self.left_out.in_batch(&batch));
         if plan::joined(report.positions.iter().cloned()) == expected && report.epoch == batch.epoch {
             return Ok(());
         }
