@@ -73,7 +73,7 @@ fn in_lines(path: PathBuf) -> Result<FoundChats, DataError> {
 fn in_shards(path: PathBuf, shards: &Shards) -> Option<FoundChats> {
     let chats = shards.len();
     let is_json = |sample| {
-        let text = shards.read(shards.with_ending(sample, "json")?).ok()?;
+        let text = shards.read_member(shards.with_ending(sample, "json")?).ok()?;
         Some(has_turns(&String::from_utf8_lossy(&text)))
     };
     let with_turns = (0..chats.min(LOOKED_AT)).filter(|sample| is_json(*sample) == Some(true)).count();

@@ -174,7 +174,7 @@ impl Shards {
     }
 
     /// The content of a member.
-    pub fn read(&self, member: MemberId) -> Result<Vec<u8>, DataError> {
+    pub fn read_member(&self, member: MemberId) -> Result<Vec<u8>, DataError> {
         self.head(member, u64::MAX)
     }
 

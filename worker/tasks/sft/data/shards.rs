@@ -69,7 +69,7 @@ impl ChatShards {
             let remedy = "store images as members of the shard, not inside the chat";
             return Err(self.shards.fault(member, "is longer than 64 MiB", remedy));
         }
-        let text = decode(self.shards.read(member)?);
+        let text = decode(self.shards.read_member(member)?);
         text.map_err(|NotText { found, remedy }| self.shards.fault(member, found, remedy))
     }
 
