@@ -79,7 +79,7 @@ pub struct RecordRef {
 }
 
 impl Namespace {
-    pub(super) fn open(
+    pub(super) fn open_in(
         store: Directory,
         dir: PathBuf,
         description: NamespaceDescription,
