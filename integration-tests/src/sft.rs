@@ -65,8 +65,8 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
 }
 
 fn sizes(dir: &Path) -> TowersSizes {
-    let newer = |_| Qwen3VlConfig::read(dir).map(|config| config.sizes());
-    QwenConfig::read(dir).map(|config| config.sizes()).or_else(newer).unwrap()
+    let newer = |_| Qwen3VlConfig::from_dir(dir).map(|config| config.sizes());
+    QwenConfig::from_dir(dir).map(|config| config.sizes()).or_else(newer).unwrap()
 }
 
 /// A case's rows without their padding: labels other than -100 are what is learned.

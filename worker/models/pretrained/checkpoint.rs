@@ -391,8 +391,9 @@ impl Shard {
             remedy: "every file that model.safetensors.index.json names must be in the model directory",
         };
         let file = bounded::open(path).map_err(unreadable)?;
-        let (stamp, map) =
-            Stamp::of(&file).and_then(|stamp| Ok((stamp, mapping::map(&file)?))).map_err(unreadable)?;
+        let (stamp, map) = Stamp::from_file(&file)
+            .and_then(|stamp| Ok((stamp, mapping::map(&file)?)))
+            .map_err(unreadable)?;
         if PICKLED.iter().any(|begins| map.starts_with(begins)) {
             return Err(ModelError::Io {
                 path: path.into(),

@@ -47,15 +47,15 @@ impl<F: TowersFamily> VlFamily for F {
     }
 
     fn images(&self, dir: &Path, bounds: PixelBounds) -> Result<Box<dyn ImageProcessor>, DataError> {
-        Ok(Box::new(SmartResize::open(dir, self.patches(dir)?, bounds)?))
+        Ok(Box::new(SmartResize::from_checkpoint(dir, self.patches(dir)?, bounds)?))
     }
 
     fn prompts(&self, dir: &Path, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {
-        Ok(Box::new(ChatMlPrompts::open(dir, ModelFacts::read(dir, F::FORM)?, form)?))
+        Ok(Box::new(ChatMlPrompts::from_checkpoint(dir, ModelFacts::read(dir, F::FORM)?, form)?))
     }
 
     fn chats(&self, dir: &Path) -> Result<Box<dyn ChatEncoder>, DataError> {
-        Ok(Box::new(ChatMlChats::open(dir, ModelFacts::read(dir, F::FORM)?)?))
+        Ok(Box::new(ChatMlChats::from_checkpoint(dir, ModelFacts::read(dir, F::FORM)?)?))
     }
 
     fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<SyntheticSummary, ModelError> {

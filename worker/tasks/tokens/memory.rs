@@ -95,7 +95,7 @@ impl TokenRun<'_> {
     /// One rank, with this pass.
     pub fn predict(&self, pass: &PassCost, ask: Ask) -> Prediction {
         let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
-        let in_memory = InMemory::of(self.spec, ask.cut());
+        let in_memory = InMemory::from_spec(self.spec, ask.cut());
         let fetched = in_memory.fetches().then_some(held);
         let beside = |stage: &str| {
             let blocks = fetched.map_or(0, |frozen| streamed_during(stage, frozen));

@@ -122,7 +122,7 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         let model = family.outline(&dir).map_err(TaskError::bad_input)?;
         let shape = TrajectoryShape::of(settings, &model)?;
         let options =
-            LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
+            LoadOptions { blocks: BlockWeights::from_spec(spec), ..settings.extractor.weights_dtype.into() };
         let trunk = family.trunk(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;
         let positions = trunk.positions(shape.grid).map_err(TaskError::bad_input)?;

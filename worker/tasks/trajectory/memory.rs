@@ -241,7 +241,7 @@ impl Subject for TrajectorySizes {
         let pass = |images, kind| self.pass(images, kind).unwrap_or_default();
         let live =
             pass(ask.micro_batch, if self.keeps() { TrajectoryPass::Kept } else { TrajectoryPass::Live });
-        let blocks = InMemory::of(&self.spec, ask.cut());
+        let blocks = InMemory::from_spec(&self.spec, ask.cut());
         let engine = Prediction::of_engine(&self.spec, &self.trained, ask);
         let mut prediction = engine.with_pass(&live, |_| 0);
         let mut scratch = live.scratch;

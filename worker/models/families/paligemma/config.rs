@@ -34,7 +34,7 @@ pub(super) struct PaliGemmaConfig {
 
 impl PaliGemmaConfig {
     /// Reads `config.json` of a model directory.
-    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         Self::from_json(&path, &json)
     }

@@ -74,7 +74,7 @@ pub struct TextRows<B: ModelBackend> {
 
 impl<B: ModelBackend> TextRows<B> {
     /// Of these texts.
-    pub fn of(texts: &Texts<'_>, rows: DropoutKeys<'_>, device: &B::Device) -> Self {
+    pub fn from_texts(texts: &Texts<'_>, rows: DropoutKeys<'_>, device: &B::Device) -> Self {
         let DropoutKeys { seed, step, samples, .. } = rows;
         let [source, target] = [texts.source, texts.target].map(|ids| {
             let len = (ids.len() / texts.batch.max(1)) as u64;

@@ -83,7 +83,7 @@ struct AddedTokens {
 
 impl AddedTokens {
     /// What stands beside the file at `path`.
-    fn of(path: &Path) -> Result<Self, DataError> {
+    fn read_beside(path: &Path) -> Result<Self, DataError> {
         let json = |name: &str| -> Result<Value, DataError> {
             let file = path.with_file_name(name);
             if file.is_file() { read_json(&file) } else { Ok(Value::Null) }
@@ -131,7 +131,7 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let mut vocab: Vec<(String, f64)> = model.pieces.iter().map(piece).collect();
     let special = model.pieces.iter().filter(|piece| piece.kind.is_some_and(|kind| SPECIAL.contains(&kind)));
     let mut special: Vec<String> = special.filter_map(|piece| piece.piece.clone()).collect();
-    let beside = AddedTokens::of(path)?;
+    let beside = AddedTokens::read_beside(path)?;
     let sentinels: Vec<_> =
         (0..beside.sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
     vocab.extend(sentinels.iter().map(|name| (name.clone(), 0.0)));

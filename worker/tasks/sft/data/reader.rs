@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_text_of_megabytes_ends_between_two_words_and_others_stay() {
-        let message = |text: &str| Message::of(Role::User, vec![Piece::Image, Piece::Text(text.to_owned())]);
+        let message = |text: &str| Message::new(Role::User, vec![Piece::Image, Piece::Text(text.to_owned())]);
         let (short, glued) = ("word ".repeat(50), "a".repeat(1 << 20));
         let messages = [message(&short), message(&"word ".repeat(1 << 20)), message(&glued), message("end")];
         assert!(matches!(shortened(&messages[..1], 10), Cow::Borrowed(_)));
