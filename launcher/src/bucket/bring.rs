@@ -115,7 +115,7 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path
     let opened = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| create(&path));
     let file = opened.map_err(disk(&path))?;
     storage.download(&kept.object, kept.entry.bytes, &file)?;
-    let entry = FileEntry::of(&path).map_err(disk(&path))?;
+    let entry = FileEntry::describe(&path).map_err(disk(&path))?;
     match entry == kept.entry {
         true => {
             let mut dirs = path.ancestors().skip(1).take_while(|dir| dir.starts_with(coming));

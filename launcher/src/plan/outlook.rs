@@ -159,7 +159,7 @@ impl Question {
     /// Earlier runs of this model on this machine, for this memory. GPUs that are not here have none.
     fn recorded(&self, memory: &Memory) -> Option<RecordedRuns> {
         let dir = RecordedRuns::home().filter(|_| memory.is_here)?;
-        Some(RecordedRuns::open(&dir, &*self.subject, self.place(memory)))
+        Some(RecordedRuns::load(&dir, &*self.subject, self.place(memory)))
     }
 
     /// Predicts the run in one memory.
@@ -177,7 +177,7 @@ impl Question {
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));
-            Choice { split, verdict: FitVerdict::of(split.peak, memory.capacity()) }
+            Choice { split, verdict: FitVerdict::judge(split.peak, memory.capacity()) }
         };
         let powers = std::iter::successors(Some(1u64), |power| Some(2 * power));
         let shown = fit.maximum.map_or(0, |maximum| maximum.ilog2() as usize + 1) + SHOWN_BEYOND;
@@ -186,7 +186,7 @@ impl Question {
             memory: memory.clone(),
             basis: calibration.map_or(Basis::Analytic, |found| Basis::Calibrated { runs: found.records }),
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
-            verdict: FitVerdict::of(peak_of(&now), memory.capacity()),
+            verdict: FitVerdict::judge(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
             beside_gpu: if memory.is_gpu { beside } else { 0 },
             reserved: self

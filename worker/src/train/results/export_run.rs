@@ -184,5 +184,5 @@ fn best(run_dir: &Path) -> Result<u64, CheckpointError> {
         path: run_dir.join(Best::FILE),
         detail: "no best checkpoint is known; set `eval.every` while training, or give --step N".into(),
     };
-    Best::read(run_dir).map(|best| best.step).ok_or_else(unknown)
+    Best::load(run_dir).map(|best| best.step).ok_or_else(unknown)
 }
