@@ -184,7 +184,7 @@ impl EpisodeChecker<'_> {
 /// Adds an episode's numbers to those of all.
 fn add(totals: &mut [Vec<Total>], episode: u64, features: Option<Vec<Vec<Dim>>>) {
     for (totals, dims) in totals.iter_mut().zip(features.into_iter().flatten()) {
-        totals.iter_mut().zip(&dims).for_each(|(total, dim)| total.take(episode, dim));
+        totals.iter_mut().zip(&dims).for_each(|(total, dim)| total.add_episode(episode, dim));
     }
 }
 

@@ -56,7 +56,7 @@ fn outlying(
     extreme: &Extreme,
 ) -> Option<Finding> {
     let mut alone = Moments::default();
-    alone.take(extreme.value, 1, extreme.frame);
+    alone.add_values(extreme.value, 1, extreme.frame);
     let away = [extreme.of, alone].map(|part| {
         let rest = total.moments.without(&part);
         let spread = rest.std();

@@ -129,7 +129,7 @@ impl<'a> Scanner<'a> {
                 feature.each(block, here.clone(), |row, at, value| {
                     let frame = first + (row - here.start) as u64;
                     if value.is_finite() {
-                        return dims[at % feature.dims()].take(value, 1, frame);
+                        return dims[at % feature.dims()].add_values(value, 1, frame);
                     }
                     match block.misfit(block.first_row + row as u64, &feature.name) {
                         // Of all its elements the same is to be said.
@@ -161,7 +161,7 @@ impl<'a> Scanner<'a> {
             for (feature, dims) in self.features.iter().zip(&mut spread) {
                 feature.each(block, here.clone(), |_, at, value| {
                     if value.is_finite() {
-                        dims[at % feature.dims()].take(value, 1);
+                        dims[at % feature.dims()].add_values(value, 1);
                     }
                 });
             }
