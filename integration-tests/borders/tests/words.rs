@@ -111,9 +111,9 @@ const MOST_OF_A_NAME: usize = 3;
 /// Crates and names of which there are more today: a number may be lowered and never raised.
 const PENDING_FUNCTIONS: [(&str, &str, usize); 6] = [
     ("coxswain-policies", "of", 6),
-    ("coxswain-tasks", "of", 40),
-    ("coxswain-tasks", "open", 18),
-    ("coxswain-tasks", "read", 18),
+    ("coxswain-tasks", "of", 20),
+    ("coxswain-tasks", "open", 6),
+    ("coxswain-tasks", "read", 7),
     ("coxswain-video", "open", 4),
     ("coxswain-video", "read", 6),
 ];

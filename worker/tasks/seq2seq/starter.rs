@@ -47,7 +47,7 @@ fn why_none(file: &Path) -> Option<DataError> {
     let is_called_table = file.is_file() && TABLES.contains(&&*ending(file));
     let first = first_line(file).filter(|_| is_called_table)?;
     let is_chats = ["\"messages\"", "\"conversations\""].iter().any(|key| first.contains(key));
-    if is_chats { None } else { Table::open(file, USUAL[0]).err() }
+    if is_chats { None } else { Table::read_file(file, USUAL[0]).err() }
 }
 
 /// The columns of a file that has at least two, on a line of their own.

@@ -57,7 +57,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
-        let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let family = models.vision_language.of(dir).map_err(TaskError::bad_input)?;
         let outline = family.outline(dir).map_err(TaskError::bad_input)?;
@@ -203,7 +203,7 @@ pub(super) fn read_left(
     models: Shelf<Sizes>,
     path: &Path,
 ) -> Result<Vec<StoredTensor>, TaskError> {
-    let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+    let SftSettings { model, lora, .. } = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
     let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
     let here = Tuning {
         modules: &modules,
@@ -221,7 +221,7 @@ pub(super) fn outline_of(model: &Model, models: Shelf<Sizes>) -> Result<ModelOut
 }
 
 fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
-    TokenSums::of(rows, targets, batch.step, |row| batch.chat_at(row))
+    TokenSums::from_rows(rows, targets, batch.step, |row| batch.chat_at(row))
 }
 
 fn failed(batch: &ChatBatch, broken: PassError) -> TaskError {

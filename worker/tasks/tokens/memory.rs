@@ -51,7 +51,7 @@ pub struct TokenWeights {
 impl TokenWeights {
     /// From all `tensors` that training loads of the checkpoint in `dir`, whose names follow `rules`, and
     /// what of them trains.
-    pub fn of(
+    pub fn from_tensors(
         dir: CheckpointDir<'_>,
         mut tensors: Vec<FrozenTensor>,
         layout: &TrainableLayout,
@@ -176,7 +176,7 @@ impl TokenRun<'_> {
         settings: &S,
         model: fn(&mut S) -> &mut Model,
     ) -> Savings<'s> {
-        let mut savings = Savings::of(subject, ask);
+        let mut savings = Savings::new(subject, ask);
         let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = FrozenDtype::Bfloat16);
         let setting = "model.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);

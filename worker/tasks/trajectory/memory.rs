@@ -77,13 +77,13 @@ pub struct TrajectorySizes {
 
 impl TrajectorySizes {
     /// Reads configuration and headers of the checkpoint, and lists the images.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
-        let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
+        let settings = TrajectorySettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let listing = list(Path::new(&spec.data.path), &settings.data).map_err(TaskError::bad_input)?;
-        Self::of(spec, models, settings, listing.places.len() as u64, Passes::default())
+        Self::with_passes(spec, models, settings, listing.places.len() as u64, Passes::default())
     }
 
-    fn of(
+    fn with_passes(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         settings: TrajectorySettings,
@@ -94,7 +94,7 @@ impl TrajectorySizes {
         let dir = &dir.map_err(TaskError::bad_input)?;
         let model = models.vision_language.of(dir).and_then(|family| family.outline(dir));
         let model = Arc::new(model.map_err(TaskError::bad_input)?);
-        let shape = TrajectoryShape::of(&settings, &model)?;
+        let shape = TrajectoryShape::from_settings(&settings, &model)?;
         let tensors: Vec<_> = shape.frozen(&model).collect();
         let frozen = FrozenStorage::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
@@ -218,8 +218,8 @@ impl TrajectorySizes {
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, TaskError> {
         let mut spec = self.spec.clone();
         change(&mut spec);
-        let settings = TrajectorySettings::of(&spec).map_err(TaskError::bad_input)?;
-        Self::of(&spec, self.models, settings, self.images, self.passes.clone())
+        let settings = TrajectorySettings::from_spec(&spec).map_err(TaskError::bad_input)?;
+        Self::with_passes(&spec, self.models, settings, self.images, self.passes.clone())
     }
 }
 
@@ -271,7 +271,7 @@ impl Subject for TrajectorySizes {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let mut savings = Savings::of(self, ask);
+        let mut savings = Savings::new(self, ask);
         let narrow = of_settings(&self.settings, |settings| {
             settings.extractor.weights_dtype = WeightsDtype::Bfloat16;
         });

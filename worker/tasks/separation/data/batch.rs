@@ -37,7 +37,7 @@ pub struct SegmentBatch {
 
 impl SegmentBatch {
     /// These segments, in this order.
-    pub fn of(step: Step, frames: usize, samples: &[&SegmentSample]) -> Self {
+    pub fn from_samples(step: Step, frames: usize, samples: &[&SegmentSample]) -> Self {
         Self {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),

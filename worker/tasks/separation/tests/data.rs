@@ -38,7 +38,7 @@ fn tracks(dir: &Path) {
 
 fn open(dir: &Path, changes: &[(&str, Value)]) -> Result<Tracks, DataError> {
     let changes = [&[("data.holdout_every", json!(0))], changes].concat();
-    Tracks::open(&read(dir, &changes).expect("a sound run"))
+    Tracks::from_spec(&read(dir, &changes).expect("a sound run"))
 }
 
 fn refusal(dir: &Path, changes: &[(&str, Value)]) -> String {

@@ -35,10 +35,10 @@ pub struct PairOutline {
 
 impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::from_spec(spec))?;
         let model = &directory::outline(&model.path)?;
-        let table = Table::open(Path::new(&spec.data.path), [&data.source, &data.target])?;
+        let table = Table::read_file(Path::new(&spec.data.path), [&data.source, &data.target])?;
         let pairs = trained(table.len(), data.holdout_every);
         let family = models.text_to_text.of(model).map_err(unread)?;
         let bytes = family.tokenizer_file(model).and_then(|file| std::fs::metadata(file).ok());

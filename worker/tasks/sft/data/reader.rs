@@ -39,7 +39,7 @@ pub struct ChatReader {
 
 impl ChatReader {
     /// With tokenizer and image settings of the run's checkpoint.
-    pub fn open(settings: &SftSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
+    pub fn from_settings(settings: &SftSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let model = &directory::outline(&settings.model.path)?;
         let family = models.vision_language.of(model).map_err(unread)?;
         let (encoder, images) = (family.chats(model)?, family.images(model, bounds(&settings.data))?);

@@ -25,7 +25,7 @@ pub struct ChatShards {
 
 impl ChatShards {
     /// Opens them; refused if the run says where paths of images begin, since they begin nowhere.
-    pub fn open(path: &Path, data: &ChatData) -> Result<Self, DataError> {
+    pub fn in_files(path: &Path, data: &ChatData) -> Result<Self, DataError> {
         if let Some(images) = &data.images {
             let found = format!("is {images}, but images of shards are found next to their chats");
             return Err(DataError::invalid(path, "data.images", found, "remove the key"));

@@ -53,7 +53,7 @@ impl Chat {
         let Value::Object(fields) = value else {
             return Err("is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`".into());
         };
-        let mut images = Images::of(&fields, beside)?;
+        let mut images = Images::from_fields(&fields, beside)?;
         let mut messages = match (fields.get("messages"), fields.get("conversations")) {
             (Some(list), None) => messages_of(list, "messages", ["role", "content"], &mut images)?,
             (None, Some(list)) => messages_of(list, "conversations", ["from", "value"], &mut images)?,

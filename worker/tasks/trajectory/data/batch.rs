@@ -34,7 +34,7 @@ pub struct ImageBatch {
 
 impl ImageBatch {
     /// These images, in this order.
-    pub fn of(step: Step, positions: usize, samples: &[&ImageSample]) -> Self {
+    pub fn from_samples(step: Step, positions: usize, samples: &[&ImageSample]) -> Self {
         Self {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),
@@ -44,7 +44,7 @@ impl ImageBatch {
         }
     }
 
-    /// What [`ImageBatch::of`] was given.
+    /// What [`ImageBatch::from_samples`] was given.
     pub fn apart(&self) -> impl Iterator<Item = ImageSample> {
         let images = self.indices.iter().zip(&self.pixel_values);
         images.map(|(&index, pixel_values)| ImageSample { index, pixel_values: pixel_values.clone() })
