@@ -5,7 +5,7 @@ use std::{io, path::Path};
 use coxswain_remote::StorageError;
 
 use super::index::Foreign;
-use crate::exit::{Exit, Failed};
+use crate::exit::{CliError, Exit};
 
 /// See the variants.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ impl BucketError {
     }
 }
 
-impl From<BucketError> for Failed {
+impl From<BucketError> for CliError {
     fn from(error: BucketError) -> Self {
         let exit = match &error {
             BucketError::Foreign { .. } | BucketError::Damaged { .. } => Exit::BadInput,

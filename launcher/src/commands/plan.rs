@@ -14,7 +14,7 @@ use nix::sys::{
 use super::spec_args::SpecArgs;
 use crate::{
     clock,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     gpu::named::GpuKind,
     plan::{
         Question,
@@ -108,7 +108,7 @@ fn varied(args: &PlanArgs, vary: &Vary, began: Instant) -> Outcome {
 }
 
 /// The run file's run with these changes on top.
-fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, Failed> {
+fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, CliError> {
     let spec = args.spec.load_with(changes)?;
     let local = local_ranks(&spec);
     Question::new(&spec, args.world.map_or(local, u64::from), local)

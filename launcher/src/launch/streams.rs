@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::inputs::SettingText;
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// A set of the two output streams, in `torchrun`'s numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl PerRank {
     }
 
     /// Reads `3` or `0:3,1:1`.
-    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, CliError> {
         if let Some(all) = Streams::from_number(&given.text) {
             return Ok(Self::All(all));
         }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{capacity::Memory, duration::StepTime};
-use crate::{exit::Failed, tasks::tasks};
+use crate::{exit::CliError, tasks::tasks};
 
 /// Micro-batches beyond the maximum that a table still shows, as too large.
 const SHOWN_BEYOND: usize = 1;
@@ -100,7 +100,7 @@ impl Outlook {
 
 impl Question {
     /// The run that a file describes, on `world` ranks of which `local` share this machine.
-    pub fn new(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
+    pub fn new(spec: &RunSpec, world: u64, local: u64) -> Result<Self, CliError> {
         Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
     }
 
@@ -233,9 +233,9 @@ fn in_float16(suggestion: Suggestion) -> Suggestion {
 }
 
 /// Sizes of what a run names.
-fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
-    let task = tasks().of(spec).map_err(Failed::bad_input)?;
-    task.sizes(spec).map_err(Failed::bad_input)
+fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, CliError> {
+    let task = tasks().of(spec).map_err(CliError::bad_input)?;
+    task.sizes(spec).map_err(CliError::bad_input)
 }
 
 /// Compute threads of one rank of `local` on this machine.
