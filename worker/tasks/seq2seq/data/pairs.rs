@@ -1,7 +1,7 @@
 //! A file of pairs as a run sees it: which of them train, and each as ids.
 //!
-//! [`Pairs::from_spec`] reads every record, so that what people can mend is said before anything starts. What only
-//! shows when a text is encoded (a token beyond the vocabulary) is the pair's own fault: the run goes on
+//! [`Pairs::from_spec`] reads every record, so that what people can mend is said before anything starts. What
+//! only shows when a text is encoded (a token beyond the vocabulary) is the pair's own fault: the run goes on
 //! without it.
 
 use std::{path::Path, sync::Arc};
