@@ -1,7 +1,8 @@
 //! What a coordinator remembers of its earlier lives: the sum of its records.
 //!
-//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::add_record`] adds
-//! one record, so that a test or a simulation can restart a machine from what it has recorded, without a disk.
+//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::add_record`]
+//! adds one record, so that a test or a simulation can restart a machine from what it has recorded, without
+//! a disk.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,8 +1,8 @@
 //! Chats as a run sees them: which of them train, and each as ids and patches.
 //!
 //! [`Chats::from_spec`] reads every chat and looks for every image, so that what people can mend is said
-//! before anything starts. What only shows when a chat is encoded (an image that does not decode, a token beyond the
-//! vocabulary) is the chat's own fault: the run goes on without it.
+//! before anything starts. What only shows when a chat is encoded (an image that does not decode, a token
+//! beyond the vocabulary) is the chat's own fault: the run goes on without it.
 
 use std::{path::Path, sync::Arc};
 
