@@ -47,7 +47,7 @@ pub struct Connections {
 impl Connections {
     /// Those that call at `listener` and come through `door`: so many at once, and so long until the first
     /// call.
-    pub fn of(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
+    pub fn new(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
         let listener = Arc::new(listener);
         let accept = move || {
             let listener = listener.clone();
@@ -327,7 +327,7 @@ mod tests {
     async fn a_connection_on_which_a_read_was_refused_is_read_a_piece_at_a_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connections = Connections::of(listener, Door::default(), ConnectionBounds::default());
+        let mut connections = Connections::new(listener, Door::default(), ConnectionBounds::default());
         let mut caller = TcpStream::connect(address).await.unwrap();
         let mut connection = connections.next().await.unwrap().unwrap();
         let piece = READ_PIECE.0;

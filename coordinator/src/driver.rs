@@ -249,7 +249,7 @@ impl Driver {
         if let Some(step) = self.uncopied.take_if(|step| *step <= self.machine.committed())
             && let Err(error) = self.journal.copy_for(step).await
         {
-            tracing::warn!(%error, "the checkpoint of step {step} is not uploaded to the bucket; the next one is tried as usual");
+            tracing::warn!(%error, "the checkpoint of step {step} could not be uploaded to the bucket; the next checkpoint will be uploaded as usual");
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Turns {
 pub struct Peer {
     /// Who has called.
     pub caller: Caller,
-    /// Its place among all connections.
+    /// Place among all connections.
     pub attendance: Attendance,
     /// Bytes that it has said while it was not trusted.
     said: AtomicUsize,

@@ -118,7 +118,7 @@ impl Attendance {
         }
     }
 
-    /// Its end, unless it makes room already.
+    /// End, unless it makes room already.
     fn leave(&self, crowd: &mut Crowd) -> Option<CancellationToken> {
         crowd.strangers.remove(&self.number).or_else(|| crowd.readers.remove(&self.number))
     }

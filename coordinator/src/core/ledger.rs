@@ -62,7 +62,7 @@ struct OpenStep {
 /// What a rank may report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// Its lease ends before this step.
+    /// Lease ends before this step.
     pub lease_end: Step,
     /// The generation of the feature cache that the lease of the reported step names; 0 for none.
     pub cache_generation: u64,
@@ -211,7 +211,13 @@ impl StepLedger {
 
     /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of
     /// another generation neither.
-    pub fn report(&mut self, rank: Rank, slot: Slot, report: &StepReport, due: Due) -> Result<(), Fault> {
+    pub fn record_report(
+        &mut self,
+        rank: Rank,
+        slot: Slot,
+        report: &StepReport,
+        due: Due,
+    ) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -278,7 +284,7 @@ impl StepLedger {
     fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
-        let left_out = self.left_out.of(&batch);
+        let left_out = self.left_out.in_batch(&batch);
         let (generation, world) = open.found_by.map_or((self.generation, self.world()), |finder| (finder, 0));
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
@@ -307,7 +313,7 @@ impl StepLedger {
     fn check_positions(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
-        let expected = plan::without(due.clone(), &self.left_out.of(&batch));
+        let expected = plan::without(due.clone(), &self.left_out.in_batch(&batch));
         if plan::joined(report.positions.iter().cloned()) == expected && report.epoch == batch.epoch {
             return Ok(());
         }

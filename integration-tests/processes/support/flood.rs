@@ -65,7 +65,7 @@ impl Question {
         }
     }
 
-    /// Its message, and the head that says how long it is. One that is begun has a kilobyte of what its head
+    /// Message, and the head that says how long it is. One that is begun has a kilobyte of what its head
     /// says: 16 MiB, and the 4 MiB that tonic allows by itself.
     fn message(self) -> Vec<u8> {
         let begun = |high: u8| [&[0, 0, high, 0xff, 0xff][..], &[0; 1024]].concat();

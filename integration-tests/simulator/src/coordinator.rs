@@ -53,7 +53,7 @@ pub struct SimulatedCoordinator {
     /// The number of its claim to the role, and the node whose launcher keeps it.
     pub claim: u64,
     pub host: usize,
-    /// Its machine stands still until then.
+    /// Machine stands still until then.
     pub frozen_until: Duration,
     tickets: HashMap<Ticket, Caller>,
     last: u64,
@@ -66,7 +66,7 @@ pub struct SimulatedCoordinator {
     events: u64,
     /// The next coordinator is a new launch's, not one that its launcher starts again.
     pub new_launch: bool,
-    /// Its journal, where that lies on a disk that fails; else records are kept as they are.
+    /// Journal, where that lies on a disk that fails; else records are kept as they are.
     pub storage: Option<Storage>,
     /// What waits for the disk.
     recording: Option<Recording>,
@@ -145,7 +145,7 @@ impl SimulatedCoordinator {
         self.machine.is_some()
     }
 
-    /// Its machine stands still from now on; nothing of that time is held against anybody.
+    /// Machine stands still from now on; nothing of that time is held against anybody.
     pub fn stands_still_until(&mut self, now: Duration, until: Duration) {
         self.deaf_since.get_or_insert(now);
         self.frozen_until = self.frozen_until.max(until);

@@ -8,7 +8,7 @@ use coxswain_worker::train::{ExportJob, WhichCheckpoint, check_writable};
 
 use crate::{
     commands::spec_args::of_run,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     render::say,
     tasks::tasks,
 };
@@ -45,7 +45,7 @@ pub fn execute(args: &ExportArgs) -> Outcome {
     let place = args.out.as_ref().or(args.lerobot.as_ref()).unwrap_or(&args.run_dir);
     check_writable(place).map_err(|error| {
         let place = place.display();
-        Failed::usage(format_args!("{place}: cannot be written: {error}; name another one with --out"))
+        CliError::usage(format_args!("{place}: cannot be written: {error}; name another one with --out"))
     })?;
     let which = args.step.unwrap_or_default();
     let (out, lerobot) = (args.out.clone(), args.lerobot.clone());

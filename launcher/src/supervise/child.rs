@@ -20,7 +20,7 @@ use nix::{
 use tokio::process::{Child, Command};
 
 use super::signals;
-use crate::exit::{Exit, Failed};
+use crate::exit::{CliError, Exit};
 
 /// What to start.
 #[derive(Debug)]
@@ -99,9 +99,9 @@ pub fn kill_leftovers(leader: Option<u32>) {
 }
 
 /// The file of this program, which its children run.
-pub fn this_program() -> Result<PathBuf, Failed> {
+pub fn this_program() -> Result<PathBuf, CliError> {
     std::env::current_exe()
-        .map_err(|error| Failed::new(Exit::Internal, format!("cannot find this program: {error}")))
+        .map_err(|error| CliError::new(Exit::Internal, format!("cannot find this program: {error}")))
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub enum IdentityError {
     OpenToOthers {
         /// The file.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions.
         mode: u32,
     },
     /// A token file of another user.

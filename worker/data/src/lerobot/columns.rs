@@ -29,7 +29,7 @@ pub enum Misfit {
     Length {
         /// Which of the value's axes it is.
         axis: usize,
-        /// Its elements.
+        /// Elements.
         found: usize,
         /// Those that it should have.
         wanted: usize,
@@ -106,15 +106,15 @@ fn floats(column: &Column<'_>) -> Result<Option<Values<f32>>, ParquetError> {
         return Ok(None);
     }
     Ok(Some(match column.reader()? {
-        ColumnReader::FloatColumnReader(r) => column.read(r, |v| v)?,
-        ColumnReader::DoubleColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::Int32ColumnReader(r) if unsigned => column.read(r, |v| v as u32 as f32)?,
-        ColumnReader::Int32ColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::Int64ColumnReader(r) if unsigned => column.read(r, |v| v as u64 as f32)?,
-        ColumnReader::Int64ColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::BoolColumnReader(r) => column.read(r, |v| f32::from(u8::from(v)))?,
+        ColumnReader::FloatColumnReader(r) => column.read_values(r, |v| v)?,
+        ColumnReader::DoubleColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::Int32ColumnReader(r) if unsigned => column.read_values(r, |v| v as u32 as f32)?,
+        ColumnReader::Int32ColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::Int64ColumnReader(r) if unsigned => column.read_values(r, |v| v as u64 as f32)?,
+        ColumnReader::Int64ColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::BoolColumnReader(r) => column.read_values(r, |v| f32::from(u8::from(v)))?,
         ColumnReader::FixedLenByteArrayColumnReader(r) if is_half(descriptor) => {
-            column.read(r, |v| half::f16::from_le_bytes([v.data()[0], v.data()[1]]).to_f32())?
+            column.read_values(r, |v| half::f16::from_le_bytes([v.data()[0], v.data()[1]]).to_f32())?
         }
         _ => return Ok(None),
     }))

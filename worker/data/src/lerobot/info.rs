@@ -57,6 +57,11 @@ pub struct Feature {
     pub info: Value,
 }
 
+/// `3 (gripper)`; the number alone where the data set has no names.
+pub fn dimension(dim: usize, names: &[String]) -> String {
+    names.get(dim).map_or_else(|| dim.to_string(), |name| format!("{dim} ({name})"))
+}
+
 impl Feature {
     /// Elements of one frame's value. [`Info::read`] lets no feature pass that has more than can be counted.
     pub fn width(&self) -> usize {

@@ -34,7 +34,7 @@ pub(super) struct PaliGemmaConfig {
 
 impl PaliGemmaConfig {
     /// Reads `config.json` of a model directory.
-    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         Self::from_json(&path, &json)
     }
@@ -72,7 +72,7 @@ impl PaliGemmaConfig {
         let layers = within.layers.unwrap_or(self.layers);
         if layers != self.layers {
             let problem = format!(
-                "{}, and the policy has {layers} layers; take the model that it was made of",
+                "{}, but the policy has {layers} layers; use the model that the policy was trained from",
                 self.layers
             );
             let path = dir.join("config.json");
@@ -110,12 +110,12 @@ impl PaliGemmaConfig {
 fn layer(text: &Fields<'_>) -> Result<StreamShape, ModelError> {
     text.expect_str("model_type", "gemma")?;
     if text.bool("attention_bias")? == Some(true) {
-        return Err(text.error("attention_bias", "true; layers with biases are not read here"));
+        return Err(text.error("attention_bias", "true; layers with biases are not supported"));
     }
     for key in ["hidden_act", "hidden_activation"] {
         // Gemma's first files say `gelu`, and mean its approximation: Transformers reads them so.
         if let Some(other) = text.str(key)?.filter(|name| !["gelu", "gelu_pytorch_tanh"].contains(name)) {
-            return Err(text.error(key, format!("{other:?}; only \"gelu_pytorch_tanh\" is read here")));
+            return Err(text.error(key, format!("{other:?}; only \"gelu_pytorch_tanh\" is supported")));
         }
     }
     let heads = text.size("num_attention_heads")?;
@@ -133,7 +133,7 @@ fn layer(text: &Fields<'_>) -> Result<StreamShape, ModelError> {
 fn vision(tower: &Fields<'_>) -> Result<SiglipSizes, ModelError> {
     tower.expect_str("hidden_act", "gelu_pytorch_tanh")?;
     if tower.bool("vision_use_head")? == Some(true) {
-        return Err(tower.error("vision_use_head", "true; a tower with a pooling head is not read here"));
+        return Err(tower.error("vision_use_head", "true; a pooling head is not supported"));
     }
     let vision = SiglipSizes {
         width: tower.size("hidden_size")?,

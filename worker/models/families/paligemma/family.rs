@@ -22,7 +22,7 @@ impl ModelTypes for PaliGemma {
 
 impl JointFamily for PaliGemma {
     fn outline(&self, dir: &Path, within: FileLocation<'_>) -> Result<JointOutline, ModelError> {
-        PaliGemmaConfig::read(dir)?.outline(dir, within)
+        PaliGemmaConfig::from_dir(dir)?.outline(dir, within)
     }
 }
 
@@ -33,7 +33,7 @@ impl<B: Tape<Base = B>> JointFamilyOn<B> for PaliGemma {
         within: FileLocation<'_>,
         loader: &mut Loader<'_, B>,
     ) -> Result<Box<dyn JointModel<B>>, ModelError> {
-        let config = PaliGemmaConfig::read(dir)?;
+        let config = PaliGemmaConfig::from_dir(dir)?;
         let outline = config.outline(dir, within)?;
         Ok(Box::new(PaliGemmaModel::load(&config, outline, within.prefix, loader)?))
     }

@@ -34,7 +34,7 @@ pub(super) struct SmolVlmConfig {
 
 impl SmolVlmConfig {
     /// Reads `config.json` of a model directory.
-    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         Self::from_json(&path, &json)
     }
@@ -105,7 +105,7 @@ fn layer(text: &Fields<'_>) -> Result<StreamShape, ModelError> {
     text.expect_str("hidden_act", "silu")?;
     for bias in ["attention_bias", "mlp_bias"] {
         if text.bool(bias)? == Some(true) {
-            return Err(text.error(bias, "true; layers with biases are not read here"));
+            return Err(text.error(bias, "true; layers with biases are not supported"));
         }
     }
     let (width, heads) = (text.size("hidden_size")?, text.size("num_attention_heads")?);

@@ -22,7 +22,7 @@ impl ModelTypes for SmolVlm {
 
 impl JointFamily for SmolVlm {
     fn outline(&self, dir: &Path, within: FileLocation<'_>) -> Result<JointOutline, ModelError> {
-        SmolVlmConfig::read(dir)?.outline(dir, within)
+        SmolVlmConfig::from_dir(dir)?.outline(dir, within)
     }
 }
 
@@ -33,7 +33,7 @@ impl<B: Tape<Base = B>> JointFamilyOn<B> for SmolVlm {
         within: FileLocation<'_>,
         loader: &mut Loader<'_, B>,
     ) -> Result<Box<dyn JointModel<B>>, ModelError> {
-        let config = SmolVlmConfig::read(dir)?;
+        let config = SmolVlmConfig::from_dir(dir)?;
         let outline = config.outline(dir, within)?;
         Ok(Box::new(SmolVlmModel::load(&config, outline, within.prefix, loader)?))
     }

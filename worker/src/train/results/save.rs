@@ -104,7 +104,7 @@ impl Results {
         step: Step,
     ) -> Result<Bytes, TrainError> {
         bench.enter(Phase::Checkpoint, step)?;
-        let found = bench.run.store.open(step.0)?;
+        let found = bench.run.store.checkpoint(step.0)?;
         check_origin(&found, bench.run.spec, &bench.feed.samples.fingerprint().to_string())?;
         let mut weights = read_trainables(&found, bench.learner.trainables.layout())?;
         // Constants are there since the model was built.
@@ -269,7 +269,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         let mut wanted: Vec<_> = (0..world as u32).map(|rank| optimizer_file(rank, world)).collect();
         wanted.push(TRAINABLES.to_owned());
         let found = staging.publish(manifest, &wanted)?;
-        let best = Best::read(&self.bench.run.output_dir).map(|best| best.step);
+        let best = Best::load(&self.bench.run.output_dir).map(|best| best.step);
         self.bench.run.store.prune(self.bench.run.spec.train.keep_checkpoints, best);
         Ok(Bytes(found.bytes()))
     }

@@ -53,7 +53,7 @@ impl Chat {
         let Value::Object(fields) = value else {
             return Err("is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`".into());
         };
-        let mut images = Images::of(&fields, beside)?;
+        let mut images = Images::from_fields(&fields, beside)?;
         let mut messages = match (fields.get("messages"), fields.get("conversations")) {
             (Some(list), None) => messages_of(list, "messages", ["role", "content"], &mut images)?,
             (None, Some(list)) => messages_of(list, "conversations", ["from", "value"], &mut images)?,
@@ -84,8 +84,8 @@ impl Chat {
                 "is a text without an image, or an image without a text; write the chat as .json".into()
             );
         }
-        let user = Message::of(Role::User, images.iter().map(|_| Piece::Image).collect());
-        let answer = Message::of(Role::Assistant, vec![Piece::Text(text.to_owned())]);
+        let user = Message::new(Role::User, images.iter().map(|_| Piece::Image).collect());
+        let answer = Message::new(Role::Assistant, vec![Piece::Text(text.to_owned())]);
         Ok(Self { messages: vec![user, answer], images: images.into_iter().map(ChatImage::from).collect() })
     }
 
@@ -93,7 +93,7 @@ impl Chat {
     pub fn question(text: &str, images: Vec<String>) -> Result<Self, String> {
         let mut images = Images::from(images);
         let pieces = pieces_of(text, &mut images)?;
-        let mut messages = vec![Message::of(Role::User, pieces)];
+        let mut messages = vec![Message::new(Role::User, pieces)];
         let images = images.placed(&mut messages)?;
         Ok(Self { messages, images })
     }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     fn chat(messages: &[(Role, Vec<Piece>)], images: &[&str]) -> Chat {
-        let messages = messages.iter().map(|(role, pieces)| Message::of(*role, pieces.clone()));
+        let messages = messages.iter().map(|(role, pieces)| Message::new(*role, pieces.clone()));
         let images = images.iter().map(|path| ChatImage::from((*path).to_owned()));
         Chat { messages: messages.collect(), images: images.collect() }
     }

@@ -31,10 +31,10 @@ pub enum ImagePlace {
 
 impl ImagePlace {
     /// The image's bytes.
-    pub fn read(&self) -> Result<Vec<u8>, DataError> {
+    pub fn read_bytes(&self) -> Result<Vec<u8>, DataError> {
         match self {
             Self::File(path) => bounded::read(path, MAX_PICTURE_BYTES).map_err(DataError::io(path, "read")),
-            Self::Member(shards, member) => shards.read(*member),
+            Self::Member(shards, member) => shards.read_member(*member),
         }
     }
 

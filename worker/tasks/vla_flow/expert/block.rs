@@ -178,7 +178,7 @@ impl DitBlock {
         };
         let y_nd = last.apply(params, inner_nf);
         let left_nd = match <T::Base as ModelBackend>::VALUES {
-            true => Dropout { rows, module: self.words[half], rate: self.dropout }.of(y_nd),
+            true => Dropout { rows, module: self.words[half], rate: self.dropout }.apply(y_nd),
             // What is dropped is not drawn where there are sizes alone.
             false => y_nd.clone() * y_nd.zeros_like(),
         };

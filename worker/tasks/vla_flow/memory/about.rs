@@ -180,7 +180,7 @@ impl Subject {
 
     /// What of repeated blocks is in memory on a rank.
     pub(super) fn blocks(&self, ask: Ask) -> InMemory {
-        InMemory::of(&self.spec, ask.cut())
+        InMemory::from_spec(&self.spec, ask.cut())
     }
 
     /// What of repeated blocks is in memory only while they run; none if they are held.

@@ -66,7 +66,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             TunedModules::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
         let tap = resolve(&spec.cache, &TrainedParts::new(&outline, tuned.trains()))?;
-        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let (blocks, table) = (BlockWeights::from_spec(spec), TablePlace::from_spec(spec));
         let options = LoadOptions { blocks, table, ..vla.model.weights_dtype.into() };
         let model = family.load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {

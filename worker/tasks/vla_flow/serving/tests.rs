@@ -416,7 +416,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         ),
         (
             refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
-            "joints, gripper: found 4 + 1 numbers; expected numbers [3] in all, for observation.state",
+            "joints, gripper: found 4 + 1 numbers, but observation.state has the shape [3]",
         ),
     ] {
         assert!(problem.contains(wanted), "{problem}");
