@@ -5,23 +5,23 @@ use coxswain_models::{
     joint::{JointOutline, outline::NamedShape},
     pretrained::{adapters::TunedModules, error::ModelError, rules::Place},
 };
-use coxswain_nn::lora::{Lora, LoraError, Module};
+use coxswain_nn::lora::{LoraError, Module};
 
 use super::{
-    config::Pi05Config,
-    names::{RULES, connector, is_reached},
+    config::PiConfig,
+    names::{RULES, VLM, is_reached},
 };
-use crate::tuning::{self, TrainableParts, TuningSettings, modules_of};
+use crate::tuning::{TrainableParts, TuningSettings, modules_of};
 
 /// What LeRobot's own training with PEFT adapts where it is not told, of what pi0.5 has.
-const TARGETS: &str =
+pub(crate) const TARGETS: &str =
     r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj|model\.(action_in_proj|action_out_proj))";
 /// What trains by default, as patterns of `model.train`.
 const OWN: [&str; 2] = [r"gemma_expert\.model", r"model\.(action_(in|out)_proj|time_mlp_(in|out))"];
 
 /// What trains of such a policy beside such a vision-language model.
 pub fn tuned(
-    config: &Pi05Config,
+    config: &PiConfig,
     vlm: &JointOutline,
     asked: TuningSettings<'_>,
 ) -> Result<TunedModules, ModelError> {
@@ -30,7 +30,7 @@ pub fn tuned(
         rules: RULES,
         default: OWN.map(str::to_owned).into(),
         targets: TARGETS,
-        connector: connector(),
+        connector: VLM.connector(),
         reached: &|name| is_reached(name, vlm.layers),
     };
     let tuned = parts.tuned(asked)?;
@@ -45,13 +45,8 @@ pub fn tuned(
     }
 }
 
-/// The section, with LeRobot's targets where it has none.
-pub fn with_targets(lora: &Lora) -> Lora {
-    tuning::with_targets(lora, TARGETS)
-}
-
 /// All modules of such a policy that have weights.
-pub fn modules(config: &Pi05Config, vlm: &JointOutline) -> Vec<Module> {
+pub fn modules(config: &PiConfig, vlm: &JointOutline) -> Vec<Module> {
     let own = config.own_tensors(vlm);
     modules_of(&vlm.tensors.iter().chain(&own).collect::<Vec<&NamedShape>>())
 }

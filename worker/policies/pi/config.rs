@@ -10,9 +10,17 @@ use coxswain_models::{
     pretrained::{checkpoint::Checkpoint, error::ModelError, fields::Fields},
 };
 
-use super::names::{EXPERT_AT, EXPERT_HEAD, OF_VLM, RULES};
+use super::{
+    names::{EXPERT_AT, EXPERT_HEAD, RULES, VLM},
+    prompt::{told, told_tokens},
+};
 use crate::{
-    directory::PolicyDirectory, features::PolicyFeatures, policy::PolicySizes, processors::ReadProcessors,
+    directory::PolicyDirectory,
+    features::PolicyFeatures,
+    policy::PolicySizes,
+    processors::ReadProcessors,
+    projections::{NamedLinear, tensors_of},
+    prompts::Wording,
 };
 
 /// Where tokenizer and configuration of its model are, on the hub. Access has to be asked for there.
@@ -48,15 +56,14 @@ const READ: ReadProcessors = ReadProcessors {
 
 /// A pi0.5 policy's configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pi05Config {
-    features: PolicyFeatures,
+pub struct PiConfig {
+    pub(super) features: PolicyFeatures,
     /// Side of images.
     pub image: usize,
     /// Tokens of a prompt that are kept.
     pub most_tokens: usize,
     /// Shortest and longest period of the time's sinusoids.
     pub periods: [f64; 2],
-    steps: usize,
     expert: ExpertSizes,
 }
 
@@ -67,7 +74,7 @@ struct ExpertSizes {
     inner: usize,
 }
 
-impl Pi05Config {
+impl PiConfig {
     /// Checks the configuration of a policy directory, and its processors.
     pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
@@ -78,38 +85,38 @@ impl Pi05Config {
         let factor =
             |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
         Ok(Self {
-            features: PolicyFeatures::of(directory)?,
+            features: PolicyFeatures::of(directory, "num_inference_steps", true)?,
             image: side(&fields)?,
             most_tokens: number("tokenizer_max_length", 200)?,
             periods: [factor("min_period", 4e-3)?, factor("max_period", 4.0)?],
-            steps: number("num_inference_steps", 10)?.max(1),
             expert: expert_sizes(&directory.dir, &fields)?,
         })
     }
 
     /// What it says of samples.
     pub fn sizes(&self) -> PolicySizes<'_> {
-        let PolicyFeatures { cameras, state, action, chunk, padded } = &self.features;
-        PolicySizes {
-            cameras,
-            state: *state,
-            action: *action,
-            chunk: *chunk,
-            padded: *padded,
-            steps: self.steps,
-            counts_padding: true,
-        }
+        self.features.sizes()
     }
 
     /// The part of the vision-language model that lies in the policy's file: all of it.
     pub fn within() -> FileLocation<'static> {
-        FileLocation { prefix: OF_VLM, layers: None }
+        FileLocation { prefix: VLM.model, layers: None }
     }
 
     /// Sizes of the expert's layers beside such a language model.
     pub fn expert(&self, vlm: &StreamShape) -> StreamShape {
         let ExpertSizes { width, inner } = self.expert;
         StreamShape { width, inner, kv_inputs: width, ..*vlm }
+    }
+
+    /// The text of its prompts, and how many tokens of it are kept.
+    pub(crate) fn wording(&self) -> (Wording, usize) {
+        (told, self.most_tokens)
+    }
+
+    /// About how many tokens a prompt has beside its task, with so many values of a state, at most.
+    pub(crate) fn told_tokens(&self, state: usize) -> usize {
+        told_tokens(state).min(self.most_tokens)
     }
 
     /// Every tensor that the policy has beside such a vision-language model: the expert, whose head nothing
@@ -128,14 +135,12 @@ impl Pi05Config {
             linears.chain(norms.map(|norm| dense(format!("{at}.{norm}"))).concat())
         });
         let head = (format!("{EXPERT_HEAD}.weight"), vec![vlm.vocab_size, e]);
-        let linears = self.projections().into_iter().flat_map(|(name, [inputs, outputs])| {
-            [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
-        });
-        layers.chain(dense(format!("{EXPERT_AT}.norm"))).chain([head]).chain(linears).collect()
+        let linears = self.told_linears();
+        layers.chain(dense(format!("{EXPERT_AT}.norm"))).chain([head]).chain(tensors_of(&linears)).collect()
     }
 
-    /// The projections and their features, `[inputs, outputs]`.
-    pub fn projections(&self) -> [(&'static str, [usize; 2]); 4] {
+    /// Projections of actions and of the time that norms are told.
+    pub(super) fn told_linears(&self) -> [NamedLinear; 4] {
         let (e, [_, action]) = (self.expert.width, self.features.padded);
         [
             ("model.action_in_proj", [action, e]),

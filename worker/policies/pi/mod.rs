@@ -17,28 +17,27 @@
 //! of actions, and counts steps that an episode does not have.
 //!
 //! ```text
-//! config    config.json, checked; the table of published sizes; every tensor's name and shape
-//! names     what these names mean
-//! inputs    pictures, and the prompt with the state in it, as the data pipeline asks for them
-//! tuning    what of it trains
-//! ends      projections, the time, and the norms that are told it
-//! layer     actions through one layer
-//! network   all of it: load, forward, backward, sampling
+//! config         config.json, checked; the table of published sizes; every tensor's name and shape
+//! names          what these names mean
+//! prompt         the text with the state in it
+//! tuning         what of it trains
+//! adaptive_norm  norms that are told the time
+//! timed_suffix   actions through the layers
+//! network        it, on a device
 //! ```
 
+mod adaptive_norm;
 mod config;
-mod ends;
-mod inputs;
-mod layer;
 mod names;
 mod network;
+mod prompt;
 #[cfg(test)]
 mod tests;
+mod timed_suffix;
 pub mod tuning;
 
 pub use self::{
-    config::{PALIGEMMA, Pi05Config},
-    inputs::{Pi05Prompts, images, told_tokens},
-    names::{RULES, connector},
-    network::Pi05,
+    config::{PALIGEMMA, PiConfig},
+    names::RULES,
 };
+pub(crate) use self::{names::VLM, network::load};

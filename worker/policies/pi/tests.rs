@@ -1,5 +1,5 @@
 //! A tiny policy against LeRobot: one training step of it, and a sampled chunk
-//! (`integration-tests/fixtures/make_pi05.py`).
+//! (`integration-tests/fixtures/make_pi.py`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use coxswain_models::{
     families::shelf,
     joint::JointOutline,
     pretrained::{adapters::TunedModules, checkpoint::CheckpointDir},
-    vision_language::{PromptEncoder, PromptForm},
+    vision_language::PromptForm,
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -88,7 +88,7 @@ fn close(what: &str, found: &[f32], expected: &[f32], most: f32) {
 struct Case {
     directory: PolicyDirectory,
     backbone: PathBuf,
-    config: Pi05Config,
+    config: PiConfig,
     outline: JointOutline,
     tuned: TunedModules,
     recompute: Recompute,
@@ -98,8 +98,8 @@ impl Case {
     fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
         let (directory, backbone) =
             (PolicyDirectory::open(dir).expect("it is read"), Path::new(AT).join("paligemma"));
-        let config = Pi05Config::of(&directory).expect("it is read");
-        let kind = PolicyKind::Pi05(config.clone());
+        let config = PiConfig::of(&directory).expect("it is read");
+        let kind = PolicyKind::Pi(config.clone());
         let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
         let tuned = tuned(&config, &outline, asked).expect("it means something");
         Self { directory, backbone, config, outline, tuned, recompute: Recompute::None }
@@ -114,20 +114,20 @@ impl Case {
         let (dir, device) = (tempfile::tempdir().expect("a directory for the test"), Default::default());
         let (inputs, out) = given(dir.path(), &[]);
         let mut layout = TrainableLayout::default();
-        let policy =
-            Pi05::load(self.files(), &self.tuned, shelf(), &mut layout, &device).expect("it is read");
+        let kind = PolicyKind::Pi(self.config.clone());
+        let policy = kind.load(self.files(), &self.tuned, shelf(), &mut layout, &device).expect("it is read");
         let checkpoint = CheckpointDir { path: &self.directory.dir, rules: RULES };
         let values = self.tuned.initial_values::<Flex>(3, &layout, checkpoint, FrozenDtype::Float32);
         let params = layout.params().to_vec();
         let mut trainables = Trainables::new(layout, values.expect("they are there"), &device);
         set(&mut trainables);
-        let prompts = Pi05Prompts::open(&self.backbone, &self.outline, 200, &FORM).expect("it is read");
+        let prompts = kind.prompts(&self.backbone, &self.outline, &FORM).expect("it is read");
         let of = PassPolicy {
-            policy: &policy,
+            policy: &*policy,
             trainables: &trainables,
             image: self.outline.image_token,
-            images: images(&self.outline),
-            prompts: &prompts,
+            images: kind.images(&self.outline),
+            prompts: &*prompts,
             recompute: self.recompute,
             device: &device,
         };
@@ -197,7 +197,8 @@ fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
 fn the_prompt_is_lerobots_id_by_id() {
     let (expected, about) = golden("expected.safetensors");
     let case = Case::of(&policy_dir(), TuningSettings::default());
-    let prompts = Pi05Prompts::open(&case.backbone, &case.outline, 200, &FORM).expect("it is read");
+    let kind = PolicyKind::Pi(case.config.clone());
+    let prompts = kind.prompts(&case.backbone, &case.outline, &FORM).expect("it is read");
     for (row, task) in about["tasks"].as_array().expect("a list").iter().enumerate() {
         let (width, state) = (expected["tokens"].0[1], &expected["state.normalized"].1[row * 6..][..6]);
         let ids = prompts.encode_observed(task.as_str().expect("a text"), state, &[]).expect("it fits");
@@ -329,8 +330,8 @@ fn the_published_policy_has_its_parameters() {
         }
     });
     fs::write(dir.path().join("config.json"), paligemma.to_string()).expect("written");
-    let config = Pi05Config::of(&directory).expect("it is read");
-    let kind = PolicyKind::Pi05(config.clone());
+    let config = PiConfig::of(&directory).expect("it is read");
+    let kind = PolicyKind::Pi(config.clone());
     let outline = kind.outline(&directory, dir.path(), shelf::<Flex>()).expect("it is read");
     let own = config.own_tensors(&outline);
     let elements: usize = own.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
@@ -354,7 +355,7 @@ fn what_is_not_read_is_refused_by_key() {
         let mut json = directory.json.clone();
         json[key] = value;
         let changed = PolicyDirectory { json, ..directory.clone() };
-        let message = Pi05Config::of(&changed).expect_err(key).to_string();
+        let message = PiConfig::of(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
     let case = Case::of(&policy_dir(), TuningSettings::default());

@@ -1,0 +1,24 @@
+//! A policy of pi's on a device, read from its directory.
+
+use coxswain_models::pretrained::error::ModelError;
+use coxswain_nn::kernels::Tape;
+
+use super::{
+    config::PiConfig,
+    names::{RULES, is_reached},
+    timed_suffix::TimedSuffix,
+};
+use crate::{
+    network::{PolicyFile, PolicyLoad, PolicyNetwork},
+    policy::Policy,
+};
+
+/// Reads a policy of this configuration.
+pub(crate) fn load<B: Tape<Base = B>>(
+    config: &PiConfig,
+    job: PolicyLoad<'_, B>,
+) -> Result<Box<dyn Policy<B>>, ModelError> {
+    let file = PolicyFile { rules: RULES, within: PiConfig::within(), reached: is_reached };
+    let network = PolicyNetwork::load(job, file, |source, vlm| TimedSuffix::load(source, config, vlm))?;
+    Ok(Box::new(network))
+}
