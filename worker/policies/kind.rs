@@ -22,7 +22,7 @@ use crate::{
     images::{Alignment, PolicyImages},
     network::PolicyLoad,
     normalizer::mode,
-    pi,
+    pi::{self, PiKind},
     policy::{Policy, PolicyFiles, PolicySizes},
     prompts::{PolicyPrompts, Wording, line},
     smolvla,
@@ -34,7 +34,7 @@ use crate::{
 pub enum PolicyKind {
     /// SmolVLA.
     SmolVla(smolvla::SmolVlaConfig),
-    /// pi0.5.
+    /// pi0 and pi0.5.
     Pi(pi::PiConfig),
 }
 
@@ -99,7 +99,7 @@ impl PolicyKind {
     pub fn rules(&self) -> Rules {
         match self {
             Self::SmolVla(_) => smolvla::RULES,
-            Self::Pi(_) => pi::RULES,
+            Self::Pi(config) => config.kind.rules(),
         }
     }
 
@@ -162,6 +162,7 @@ impl PolicyKind {
     pub fn images(&self, vlm: &JointOutline) -> PolicyImages {
         let (policy, alignment) = match self {
             Self::SmolVla(_) => ("SmolVLA", Alignment::End),
+            Self::Pi(config) if config.kind == PiKind::Pi0 => ("pi0", Alignment::Centre),
             Self::Pi(_) => ("pi0.5", Alignment::Centre),
         };
         PolicyImages { policy, side: vlm.image_side, patches: vlm.patches, alignment }
@@ -193,6 +194,9 @@ impl PolicyKind {
     pub fn class(&self) -> [&'static str; 2] {
         match self {
             Self::SmolVla(_) => ["lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"],
+            Self::Pi(config) if config.kind == PiKind::Pi0 => {
+                ["lerobot.policies.pi0.modeling_pi0", "PI0Policy"]
+            }
             Self::Pi(_) => ["lerobot.policies.pi05.modeling_pi05", "PI05Policy"],
         }
     }

@@ -20,7 +20,7 @@
 //! kept        what a forward pass keeps for its backward pass; dropped: what adapters drop
 //! pass        one pass from file to file; pass_files: these files
 //! smolvla     SmolVLA
-//! pi          pi0.5
+//! pi          pi0 and pi0.5
 //! ```
 //!
 //! A policy knows models by the traits of `coxswain_models::joint`, no family, no task and no data set.

@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// How a policy's expert goes on behind a prefix.
-pub(crate) trait Suffix<B: Tape<Base = B>> {
+pub(crate) trait Suffix<B: Tape<Base = B>>: 'static {
     /// What its layers share of a micro-batch: positions and masks.
-    type Context;
+    type Context: 'static;
 
     /// Whether what leads depends on the state alone, and not on actions and their time.
     const LEAD_IS_FIXED: bool;
@@ -73,7 +73,6 @@ pub(crate) trait Suffix<B: Tape<Base = B>> {
 }
 
 /// What is given of a micro-batch behind its prefix.
-#[derive(Debug)]
 pub(crate) struct Given<'g, B: ModelBackend> {
     /// Normalised states, `[b, padded]`.
     pub state: &'g [f32],

@@ -1,29 +1,31 @@
-//! pi0.5 (arXiv 2504.16054), as LeRobot and openpi have its flow: PaliGemma, beside each of whose decoder
-//! layers runs a layer of an action expert, a smaller Gemma whose norms are told the time.
+//! pi0 (arXiv 2410.24164) and pi0.5 (arXiv 2504.16054), as LeRobot and openpi have their flow: PaliGemma,
+//! beside each of whose decoder layers runs a layer of an action expert, a smaller Gemma.
 //!
 //! ```text
-//! prefix    [images | "Task: t, State: bins;\nAction: "], every token sees every other; knows nothing of
-//!           what follows
-//! time      c = silu(time_mlp_out(silu(time_mlp_in(sinusoids(t)))))
-//! actions   action_in_proj(x_t): one token each, positions go on behind the prefix
-//! norm      (scale, shift, gate) = dense(c):  rms_norm(x) (1 + scale) + shift, and the gate for what follows
-//! layer     x = x + gate W_o attention;  x = x + gate' mlp(norm'(x))
-//!           under one softmax an action attends to the prefix and to every action
+//! prefix    [images | text], every token sees every other; knows nothing of what follows
+//!           text: pi0 "t\n"; pi0.5 "Task: t, State: bins;\nAction: "
+//! pi0       state_proj(state): one token, sees the prefix and itself; then the actions,
+//!           W_out silu(W_in [action_in_proj(x_t) | sinusoids(t)]), which see the prefix, the state and each
+//!           other; layers and norms are Gemma's own
+//! pi0.5     actions alone, action_in_proj(x_t), see the prefix and each other;
+//!           time  c = silu(time_mlp_out(silu(time_mlp_in(sinusoids(t)))))
+//!           norm  (scale, shift, gate) = dense(c):  rms_norm(x) (1 + scale) + shift, and the gate of what follows
 //! velocity  action_out_proj(norm(actions))
 //! ```
 //!
-//! `t x noise + (1 - t) x actions`, target `noise - actions`, sampled from `t = 1` to 0 in Euler steps. The
-//! state is normalised, cut into 256 bins from -1 to 1, and read as text. The loss is of the real dimensions
-//! of actions, and counts steps that an episode does not have.
+//! Positions go on behind the prefix. `t x noise + (1 - t) x actions`, target `noise - actions`, sampled from
+//! `t = 1` to 0 in Euler steps. The loss is of the real dimensions of actions, and counts steps that an
+//! episode does not have.
 //!
 //! ```text
 //! config         config.json, checked; the table of published sizes; every tensor's name and shape
 //! names          what these names mean
-//! prompt         the text with the state in it
+//! prompt         pi0.5's text with the state in it
 //! tuning         what of it trains
 //! adaptive_norm  norms that are told the time
-//! timed_suffix   actions through the layers
-//! network        it, on a device
+//! timed_suffix   pi0.5's actions through the layers; pi0 has a suffix with a state's token
+//!                (crate::state_suffix)
+//! network        either, on a device
 //! ```
 
 mod adaptive_norm;
@@ -38,6 +40,6 @@ pub mod tuning;
 
 pub use self::{
     config::{PALIGEMMA, PiConfig},
-    names::RULES,
+    names::PiKind,
 };
 pub(crate) use self::{names::VLM, network::load};

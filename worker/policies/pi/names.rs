@@ -1,5 +1,5 @@
-//! What names in a pi0.5 policy's file mean. They are LeRobot's own; published files leave the first `model.`
-//! out, and those from before pi0.5 had a name call its time's linears as pi0's.
+//! What names in such a policy's file mean. They are LeRobot's own; published files leave the first `model.`
+//! out, and some call the time's linears as the other policy's are called.
 
 use coxswain_models::pretrained::rules::{Place, Rules};
 
@@ -17,14 +17,35 @@ pub(super) const EXPERT_AT: &str = "model.paligemma_with_expert.gemma_expert.mod
 /// Its head, which nothing reads.
 pub(super) const EXPERT_HEAD: &str = "model.paligemma_with_expert.gemma_expert.lm_head";
 
-/// The rules by which shared code reads the file.
-pub const RULES: Rules =
-    Rules { canonical, place, packs: |module| module.contains(".language_model.layers.") };
+/// Which of both policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PiKind {
+    /// pi0.
+    Pi0,
+    /// pi0.5.
+    Pi05,
+}
 
-fn canonical(name: &str) -> String {
+impl PiKind {
+    /// The rules by which shared code reads the file.
+    pub fn rules(self) -> Rules {
+        let canonical: fn(&str) -> String = match self {
+            Self::Pi0 => |name| renamed(name, "action_"),
+            Self::Pi05 => |name| renamed(name, ""),
+        };
+        Rules { canonical, place, packs: |module| module.contains(".language_model.layers.") }
+    }
+}
+
+/// The time's linears are those of the policy where this is before their name.
+fn renamed(name: &str, before: &str) -> String {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    let of_time = name.strip_prefix("action_").filter(|rest| rest.starts_with("time_mlp_"));
-    format!("model.{}", of_time.unwrap_or(name))
+    let of_time = name.strip_prefix("action_").unwrap_or(name);
+    if of_time.starts_with("time_mlp_") {
+        format!("model.{before}{of_time}")
+    } else {
+        format!("model.{name}")
+    }
 }
 
 fn place(name: &str) -> Place {

@@ -74,13 +74,13 @@ impl<B: ModelBackend> TimedSuffix<B> {
             let at = format!("{EXPERT_AT}.layers.{number}");
             let linears = StreamLinears::load(source, &at, shape, LayerKind::Gemma)?;
             let mut norm = |name: &str| AdaptiveNorm::load(source, &format!("{at}.{name}"), width, eps);
-            Ok(TimedLayer {
+            Ok::<_, ModelError>(TimedLayer {
                 linears,
                 norm: norm("input_layernorm")?,
                 mlp_norm: norm("post_attention_layernorm")?,
             })
         });
-        let layers = layers.collect::<Result<_, ModelError>>()?;
+        let layers = layers.collect::<Result<_, _>>()?;
         let [action_in, action_out, time_in, time_out] =
             config.told_linears().map(|(name, features)| source.linear(name, features, true));
         let norm = AdaptiveNorm::load(source, &format!("{EXPERT_AT}.norm"), width, eps)?;

@@ -1,4 +1,4 @@
-//! What of pi0.5 trains: by default the expert and the projections. LeRobot's own default is everything,
+//! What of pi0 and pi0.5 trains: by default the expert and the projections. LeRobot's own default is everything,
 //! unless config.json says `train_expert_only`.
 
 use coxswain_models::{
@@ -9,15 +9,18 @@ use coxswain_nn::lora::{LoraError, Module};
 
 use super::{
     config::PiConfig,
-    names::{RULES, VLM, is_reached},
+    names::{VLM, is_reached},
 };
 use crate::tuning::{TrainableParts, TuningSettings, modules_of};
 
-/// What LeRobot's own training with PEFT adapts where it is not told, of what pi0.5 has.
-pub(crate) const TARGETS: &str =
-    r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj|model\.(action_in_proj|action_out_proj))";
+/// What LeRobot's own training with PEFT adapts where it is not told. pi0.5 has not all of it.
+pub(crate) const TARGETS: &str = concat!(
+    r"(.*\.gemma_expert\..*\.self_attn\.(q|v)_proj|",
+    r"model\.(state_proj|action_in_proj|action_out_proj|action_time_mlp_in|action_time_mlp_out))"
+);
 /// What trains by default, as patterns of `model.train`.
-const OWN: [&str; 2] = [r"gemma_expert\.model", r"model\.(action_(in|out)_proj|time_mlp_(in|out))"];
+const OWN: [&str; 2] =
+    [r"gemma_expert\.model", r"model\.(state_proj|action_(in|out)_proj|(action_)?time_mlp_(in|out))"];
 
 /// What trains of such a policy beside such a vision-language model.
 pub fn tuned(
@@ -27,14 +30,14 @@ pub fn tuned(
 ) -> Result<TunedModules, ModelError> {
     let parts = TrainableParts {
         modules: modules(config, vlm),
-        rules: RULES,
+        rules: config.kind.rules(),
         default: OWN.map(str::to_owned).into(),
         targets: TARGETS,
         connector: VLM.connector(),
         reached: &|name| is_reached(name, vlm.layers),
     };
     let tuned = parts.tuned(asked)?;
-    let is_table = |name: &&str| (RULES.place)(&format!("{name}.weight")) == Place::Table;
+    let is_table = |name: &&str| (config.kind.rules().place)(&format!("{name}.weight")) == Place::Table;
     let table = tuned.full.iter().find(is_table).map(str::to_owned);
     match table {
         None => Ok(tuned),
