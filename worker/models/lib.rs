@@ -7,7 +7,7 @@
 //! joint             what policies ask of a model beside whose layers their own streams attend
 //! two_towers        what families of a vision tower and decoder layers share
 //! chatml            their prompts and chats
-//! families          Qwen2.5-VL; Qwen3-VL; T5 and mT5; SmolVLM2
+//! families          Qwen2.5-VL; Qwen3-VL; T5 and mT5; SmolVLM2; PaliGemma
 //! shelf             the families of a program, by device
 //! ```
 //!

@@ -20,9 +20,11 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 /// Every `type` that is read.
-pub const TYPES: [&str; 2] = [SMOLVLA, PI05];
+pub const TYPES: [&str; 3] = [SMOLVLA, PI0, PI05];
 /// Types, as `config.json` names them.
 pub const SMOLVLA: &str = "smolvla";
+/// The same.
+pub const PI0: &str = "pi0";
 /// The same.
 pub const PI05: &str = "pi05";
 /// What normalisation is refused without, in older directories.

@@ -2,7 +2,10 @@
 
 use coxswain_models::pretrained::{error::ModelError, fields::Fields};
 
-use crate::directory::{Feature, PolicyDirectory};
+use crate::{
+    directory::{Feature, PolicyDirectory},
+    policy::PolicySizes,
+};
 
 /// Cameras, states and actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,11 +20,15 @@ pub(crate) struct PolicyFeatures {
     pub chunk: usize,
     /// What states and actions are padded to.
     pub padded: [usize; 2],
+    /// Euler steps of sampling.
+    pub steps: usize,
+    /// Whether the loss counts the steps of a chunk that an episode does not have.
+    pub counts_padding: bool,
 }
 
 impl PolicyFeatures {
-    /// Those of a directory, checked.
-    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+    /// Those of a directory, checked, whose key of sampling's steps is `steps`.
+    pub fn of(directory: &PolicyDirectory, steps: &str, counts_padding: bool) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
         let (inputs, outputs) = (inputs?, outputs?);
@@ -33,9 +40,25 @@ impl PolicyFeatures {
             action: width_of(&fields, "output_features", &outputs, "ACTION")?,
             chunk: number("chunk_size", 50)?,
             padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
+            steps: number(steps, 10)?.max(1),
+            counts_padding,
         };
         features.check(&fields)?;
         Ok(features)
+    }
+
+    /// What they say of samples.
+    pub fn sizes(&self) -> PolicySizes<'_> {
+        let Self { cameras, state, action, chunk, padded, steps, counts_padding } = self;
+        PolicySizes {
+            cameras,
+            state: *state,
+            action: *action,
+            chunk: *chunk,
+            padded: *padded,
+            steps: *steps,
+            counts_padding: *counts_padding,
+        }
     }
 
     fn check(&self, fields: &Fields<'_>) -> Result<(), ModelError> {

@@ -18,13 +18,15 @@ use coxswain_nn::{
 
 use crate::{
     backbone::{self, NamedIn},
-    directory::{PI05, PolicyDirectory},
-    images::PolicyImages,
+    directory::{PolicyDirectory, SMOLVLA},
+    images::{Alignment, PolicyImages},
+    network::PolicyLoad,
     normalizer::mode,
-    pi05,
+    pi::{self, PiKind},
     policy::{Policy, PolicyFiles, PolicySizes},
+    prompts::{PolicyPrompts, Wording, line},
     smolvla,
-    tuning::TuningSettings,
+    tuning::{TuningSettings, with_targets},
 };
 
 /// A kind of policy, with a directory's checked configuration.
@@ -32,20 +34,20 @@ use crate::{
 pub enum PolicyKind {
     /// SmolVLA.
     SmolVla(smolvla::SmolVlaConfig),
-    /// pi0.5.
-    Pi05(pi05::Pi05Config),
+    /// pi0 and pi0.5.
+    Pi(pi::PiConfig),
 }
 
 impl PolicyKind {
     /// Checks a directory's configuration and processors.
     pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         match directory.kind() {
-            PI05 => pi05::Pi05Config::of(directory).map(Self::Pi05),
-            _ => {
+            SMOLVLA => {
                 let config = smolvla::SmolVlaConfig::of(directory)?;
                 smolvla::SmolVlaConfig::check_processors(directory)?;
                 Ok(Self::SmolVla(config))
             }
+            _ => pi::PiConfig::of(directory).map(Self::Pi),
         }
     }
 
@@ -53,7 +55,7 @@ impl PolicyKind {
     pub fn backbone(&self, directory: &PolicyDirectory, given: Option<&Path>) -> Result<PathBuf, ModelError> {
         let (field, repository) = match self {
             Self::SmolVla(config) => ("vlm_model_name", &config.vlm[..]),
-            Self::Pi05(_) => ("paligemma_variant", pi05::PALIGEMMA),
+            Self::Pi(_) => ("paligemma_variant", pi::PALIGEMMA),
         };
         backbone::find(given, NamedIn { path: &directory.path, field, repository })
     }
@@ -67,7 +69,7 @@ impl PolicyKind {
     ) -> Result<JointOutline, ModelError> {
         let (within, field, image) = match self {
             Self::SmolVla(config) => (config.within(), "resize_imgs_with_padding", config.image),
-            Self::Pi05(config) => (pi05::Pi05Config::within(), "image_resolution", [config.image; 2]),
+            Self::Pi(config) => (pi::PiConfig::within(), "image_resolution", [config.image; 2]),
         };
         let outline = models.joint.of(backbone)?.outline(backbone, within)?;
         let side = outline.image_side;
@@ -83,7 +85,7 @@ impl PolicyKind {
     pub fn sizes(&self) -> PolicySizes<'_> {
         match self {
             Self::SmolVla(config) => config.sizes(),
-            Self::Pi05(config) => config.sizes(),
+            Self::Pi(config) => config.sizes(),
         }
     }
 
@@ -97,15 +99,15 @@ impl PolicyKind {
     pub fn rules(&self) -> Rules {
         match self {
             Self::SmolVla(_) => smolvla::RULES,
-            Self::Pi05(_) => pi05::RULES,
+            Self::Pi(config) => config.kind.rules(),
         }
     }
 
     /// The one linear between vision tower and language model.
     pub fn connector(&self) -> String {
         match self {
-            Self::SmolVla(_) => smolvla::connector(),
-            Self::Pi05(_) => pi05::connector(),
+            Self::SmolVla(_) => smolvla::VLM.connector(),
+            Self::Pi(_) => pi::VLM.connector(),
         }
     }
 
@@ -118,23 +120,24 @@ impl PolicyKind {
     ) -> Result<TunedModules, ModelError> {
         match self {
             Self::SmolVla(config) => smolvla::tuning::tuned(&directory.dir, config, vlm, asked),
-            Self::Pi05(config) => pi05::tuning::tuned(config, vlm, asked),
+            Self::Pi(config) => pi::tuning::tuned(config, vlm, asked),
         }
     }
 
     /// The section `lora`, with LeRobot's targets where it has none.
     pub fn with_targets(&self, lora: &Lora) -> Lora {
-        match self {
-            Self::SmolVla(_) => smolvla::tuning::with_targets(lora),
-            Self::Pi05(_) => pi05::tuning::with_targets(lora),
-        }
+        let targets = match self {
+            Self::SmolVla(_) => smolvla::tuning::TARGETS,
+            Self::Pi(_) => pi::tuning::TARGETS,
+        };
+        with_targets(lora, targets)
     }
 
     /// All its modules, beside such a vision-language model.
     pub fn modules(&self, directory: &PolicyDirectory, vlm: &JointOutline) -> Vec<Module> {
         match self {
             Self::SmolVla(config) => smolvla::tuning::modules(&directory.dir, config, vlm),
-            Self::Pi05(config) => pi05::tuning::modules(config, vlm),
+            Self::Pi(config) => pi::tuning::modules(config, vlm),
         }
     }
 
@@ -148,18 +151,21 @@ impl PolicyKind {
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Box<dyn Policy<B>>, ModelError> {
-        Ok(match self {
-            Self::SmolVla(_) => Box::new(smolvla::SmolVla::load(files, tuned, models, layout, device)?),
-            Self::Pi05(_) => Box::new(pi05::Pi05::load(files, tuned, models, layout, device)?),
-        })
+        let job = PolicyLoad { files, tuned, models, layout, device };
+        match self {
+            Self::SmolVla(config) => smolvla::load(config, job),
+            Self::Pi(config) => pi::load(config, job),
+        }
     }
 
     /// Pictures to its input.
     pub fn images(&self, vlm: &JointOutline) -> PolicyImages {
-        match self {
-            Self::SmolVla(_) => smolvla::images(vlm),
-            Self::Pi05(_) => pi05::images(vlm),
-        }
+        let (policy, alignment) = match self {
+            Self::SmolVla(_) => ("SmolVLA", Alignment::End),
+            Self::Pi(config) if config.kind == PiKind::Pi0 => ("pi0", Alignment::Centre),
+            Self::Pi(_) => ("pi0.5", Alignment::Centre),
+        };
+        PolicyImages { policy, side: vlm.image_side, patches: vlm.patches, alignment }
     }
 
     /// Tasks and states to ids, with the tokenizer in `backbone`.
@@ -169,19 +175,18 @@ impl PolicyKind {
         vlm: &JointOutline,
         form: &PromptForm<'_>,
     ) -> Result<Box<dyn PromptEncoder>, DataError> {
-        Ok(match self {
-            Self::SmolVla(config) => {
-                Box::new(smolvla::SmolVlaPrompts::open(backbone, vlm, config.most_tokens, form)?)
-            }
-            Self::Pi05(config) => Box::new(pi05::Pi05Prompts::open(backbone, vlm, config.most_tokens, form)?),
-        })
+        let (wording, most) = match self {
+            Self::SmolVla(config) => (line as Wording, config.most_tokens),
+            Self::Pi(config) => config.wording(),
+        };
+        Ok(Box::new(PolicyPrompts::open(backbone, vlm, wording, most, form)?))
     }
 
     /// About how many tokens a prompt has beside its task, with so many values of a state, at most.
     pub fn told_tokens(&self, state: usize) -> usize {
         match self {
             Self::SmolVla(_) => 0,
-            Self::Pi05(config) => pi05::told_tokens(state).min(config.most_tokens),
+            Self::Pi(config) => config.told_tokens(state),
         }
     }
 
@@ -189,7 +194,10 @@ impl PolicyKind {
     pub fn class(&self) -> [&'static str; 2] {
         match self {
             Self::SmolVla(_) => ["lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"],
-            Self::Pi05(_) => ["lerobot.policies.pi05.modeling_pi05", "PI05Policy"],
+            Self::Pi(config) if config.kind == PiKind::Pi0 => {
+                ["lerobot.policies.pi0.modeling_pi0", "PI0Policy"]
+            }
+            Self::Pi(_) => ["lerobot.policies.pi05.modeling_pi05", "PI05Policy"],
         }
     }
 }

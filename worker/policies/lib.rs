@@ -11,13 +11,16 @@
 //! groups      what trains, by name; tuning: what a run asks for, resolved
 //! kind        the kinds of policies, and what each answers of its own
 //! policy      a policy on a device; batch: what it is given; source: where its own weights come from
+//! names       where the vision-language model is in its file; prompts: images and a text as ids
 //! images      letterbox, to patches
 //! prefix      images and prompt through the language model: keys and values of each layer
+//! suffix      what stands behind it; network: both, loaded, forward, back, and sampled from
+//! state_suffix, state_layer, masks, projections: a suffix that begins with the state's token
 //! rotary      positions and masks; sinusoids: the time
 //! kept        what a forward pass keeps for its backward pass; dropped: what adapters drop
 //! pass        one pass from file to file; pass_files: these files
 //! smolvla     SmolVLA
-//! pi05        pi0.5
+//! pi          pi0 and pi0.5
 //! ```
 //!
 //! A policy knows models by the traits of `coxswain_models::joint`, no family, no task and no data set.
@@ -32,17 +35,25 @@ mod groups;
 pub mod images;
 mod kept;
 mod kind;
+mod masks;
+mod names;
+mod network;
 mod normalizer;
 mod pass;
 mod pass_files;
-pub mod pi05;
+pub mod pi;
 mod policy;
 mod prefix;
 mod processors;
+mod projections;
+mod prompts;
 mod rotary;
 mod sinusoids;
 pub mod smolvla;
 mod source;
+mod state_layer;
+mod state_suffix;
+mod suffix;
 mod tuning;
 
 pub use self::{

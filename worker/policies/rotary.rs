@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
+use coxswain_models::joint::StreamShape;
 use coxswain_nn::kernels::{ModelBackend, Tape};
 
 /// The longest wavelength over 2 pi.
@@ -55,6 +56,18 @@ pub(crate) fn key_mask<B: ModelBackend>(
 /// What is added to the score of a key.
 pub(crate) fn score(seen: bool) -> f32 {
     if seen { 0.0 } else { UNSEEN }
+}
+
+/// Keys and values of a prefix, `[b * s, kv]`, by heads of such a layer.
+pub(crate) fn by_head<T: Tape>(
+    known: [Tensor<T, 2>; 2],
+    batch: usize,
+    layer: &StreamShape,
+) -> [Tensor<T, 4>; 2] {
+    known.map(|x_no| {
+        let tokens = x_no.dims()[0] / batch.max(1);
+        x_no.reshape([batch, tokens, layer.kv_heads, layer.head_dim])
+    })
 }
 
 /// Queries `[b, q, heads, k]` that attend to keys and values `[b, s, kv_heads, k]` as the mask says.

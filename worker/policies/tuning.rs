@@ -122,27 +122,3 @@ pub(crate) fn modules_of(tensors: &[&NamedShape]) -> Vec<Module> {
     };
     tensors.iter().filter_map(module).collect()
 }
-
-/// Where a language model is in a policy's file.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LanguageModelAt {
-    /// What the names of the vision-language model's tensors begin with, before Transformers' own.
-    pub model: &'static str,
-    /// What follows before the language model's, dot included.
-    pub text: &'static str,
-}
-
-impl LanguageModelAt {
-    /// Whether what a policy computes depends on a module of this name, or on the module that a tensor or an
-    /// adapter of this name is part of, above so many decoder layers.
-    pub fn is_reached(self, name: &str, layers: usize) -> bool {
-        let Some((_, name)) = name.split_once(self.model) else { return true };
-        let Some(name) = name.strip_prefix(self.text) else { return !name.starts_with("lm_head") };
-        let last = format!("layers.{}.", layers.saturating_sub(1));
-        let read = ["self_attn.k_proj", "self_attn.v_proj", "input_layernorm"];
-        match name.strip_prefix(&last) {
-            Some(part) => read.iter().any(|read| part.starts_with(read)),
-            None => !name.starts_with("norm"),
-        }
-    }
-}

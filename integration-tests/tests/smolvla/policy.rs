@@ -19,10 +19,9 @@ use coxswain_nn::{
     params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_policies::{
-    Draws, PolicyFiles, PolicyObservation, Training, TuningSettings,
+    Draws, Policy, PolicyFiles, PolicyKind, PolicyObservation, Training, TuningSettings,
     directory::PolicyDirectory,
     images::{Alignment, Planes, letterbox, patches},
-    smolvla::{RULES, SmolVla, SmolVlaConfig, tuning::tuned},
 };
 use coxswain_proto::run_spec::Recompute;
 use safetensors::{Dtype, SafeTensors};
@@ -54,7 +53,7 @@ fn at(file: &str) -> PathBuf {
 
 /// The policy, and what trains of it.
 pub struct TunedPolicy {
-    policy: SmolVla<Flex>,
+    policy: Box<dyn Policy<Flex>>,
     outline: JointOutline,
     pub trainables: Trainables<Flex>,
 }
@@ -76,22 +75,21 @@ impl TunedPolicy {
     /// The golden policy, of which this trains.
     pub fn load(asked: TuningSettings<'_>) -> Self {
         let directory = PolicyDirectory::open(&at("policy")).expect("it is read");
-        let config = SmolVlaConfig::of(&directory).expect("it is read");
+        let kind = PolicyKind::of(&directory).expect("it is read");
         let (backbone, dtype, device) = (at("vlm"), FrozenDtype::Float32, Default::default());
-        let family = shelf::<Flex>().joint.of(&backbone).expect("a family");
-        let outline = family.outline(&backbone, config.within()).expect("it is read");
-        let tuned = tuned(&directory.dir, &config, &outline, asked).expect("it means something");
+        let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
+        let tuned = kind.tuned(&directory, &outline, asked).expect("it means something");
         let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype };
         let mut layout = TrainableLayout::default();
-        let policy = SmolVla::load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
-        let checkpoint = CheckpointDir { path: &directory.dir, rules: RULES };
+        let policy = kind.load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
+        let checkpoint = CheckpointDir { path: &directory.dir, rules: kind.rules() };
         let values = tuned.initial_values::<Flex>(3, &layout, checkpoint, dtype).expect("they are there");
         Self { policy, outline, trainables: Trainables::new(layout, values, &device) }
     }
 
     /// A batch by the names of the golden one.
     pub fn batch(&self, given: &Tensors) -> Batch {
-        let (config, outline) = (&self.policy.config, &self.outline);
+        let (config, outline) = (self.policy.sizes(), &self.outline);
         let of = |name: &str| &given[name].1[..];
         let times = of("time").to_vec();
         let (mut rows, mut pixels) = (Vec::new(), Vec::new());
@@ -153,7 +151,8 @@ impl TunedPolicy {
         let noisy: Vec<f32> = between.collect();
         let draws = Draws { times: &batch.times, noisy: &noisy };
         let training = Training { recompute: Recompute::None, dropout: None };
-        let (velocity, trace) = policy.forward(trainables, training, observed, draws).expect("it fits");
+        let (velocity, backward) =
+            policy.forward_kept(trainables, training, observed, draws).expect("it fits");
         let shape = velocity.dims();
         let velocity = velocity.into_data().into_vec::<f32>().expect("f32");
         let target = batch.noise.iter().zip(&batch.actions).map(|(noise, action)| noise - action);
@@ -168,7 +167,7 @@ impl TunedPolicy {
         let slopes: Vec<f32> = errors.iter().map(|error| 2.0 * error / count as f32).collect();
         let dv_nc = Tensor::from_data(TensorData::new(slopes, shape), &Default::default());
         let mut grads = FlatGrads::new(trainables.layout().len());
-        policy.backward(trainables, trace, dv_nc, &mut grads);
+        backward(dv_nc, &mut grads);
         (loss, grads)
     }
 }

@@ -18,7 +18,7 @@ pub fn shelf<B: Tape<Base = B>>() -> Shelf<B> {
     Shelf {
         vision_language: Families(&[&qwen2_5_vl::Qwen2_5Vl, &qwen3_vl::Qwen3Vl]),
         text_to_text: Families(&[&t5::T5Family]),
-        joint: Families(&[&smolvlm::SmolVlm, &paligemma::PaliGemma]),
+        joint: Families(&[&smolvlm::SMOLVLM, &paligemma::PALIGEMMA]),
     }
 }
 

@@ -12,6 +12,7 @@
 //! model    JointModel: images to features, ids to embeddings, decoder layers
 //! stream   StreamLayer: a decoder layer as what one stream of tokens goes through; an expert's layers, too
 //! siglip   SiglipTower: SigLIP's vision tower, which several families begin with
+//! tower_decoder  such a tower, a linear and decoder layers: what families of that make have in common
 //! ```
 
 pub mod family;
@@ -19,6 +20,7 @@ pub mod model;
 pub mod outline;
 pub mod siglip;
 pub mod stream;
+pub mod tower_decoder;
 
 pub use self::{
     family::{FileLocation, JointFamily, JointFamilyOn},
@@ -26,4 +28,5 @@ pub use self::{
     outline::JointOutline,
     siglip::{SiglipSizes, SiglipTower},
     stream::{LayerKind, LayerSource, StreamLayer, StreamLinears, StreamShape},
+    tower_decoder::{JointStyle, TowerDecoderFamily, TowerDecoderSizes},
 };

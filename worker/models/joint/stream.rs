@@ -97,7 +97,8 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
-    fn normed<T: Tape>(self, x_nd: Tensor<T, 2>, w_d: Tensor<T, 1>, eps: f64) -> Tensor<T, 2> {
+    /// Tokens, normed with this gain.
+    pub fn normed<T: Tape>(self, x_nd: Tensor<T, 2>, w_d: Tensor<T, 1>, eps: f64) -> Tensor<T, 2> {
         T::rms_norm(x_nd, if self == Self::Gemma { w_d + 1.0 } else { w_d }, eps)
     }
 

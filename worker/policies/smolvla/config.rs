@@ -3,14 +3,19 @@
 //! Keys whose other values LeRobot has and this project has not are refused by name.
 
 use coxswain_models::{
-    joint::{FileLocation, JointOutline, StreamShape, outline::NamedShape},
+    joint::{FileLocation, JointOutline, LayerKind, StreamShape, outline::NamedShape},
     pretrained::{error::ModelError, fields::Fields},
 };
 use serde_json::Value;
 
-use super::names::{EXPERT_AT, OF_VLM};
+use super::names::{EXPERT_AT, VLM};
 use crate::{
-    directory::PolicyDirectory, features::PolicyFeatures, policy::PolicySizes, processors::ReadProcessors,
+    directory::PolicyDirectory,
+    features::PolicyFeatures,
+    policy::PolicySizes,
+    processors::ReadProcessors,
+    projections::{self, tensors_of},
+    state_suffix::{StateForm, is_joint},
 };
 
 /// What is done to the expert's MLP without a tensor to look at: `ffn_dim_multiplier`, in LeRobot's words.
@@ -37,24 +42,13 @@ const READ: ReadProcessors = ReadProcessors {
 pub struct SmolVlaConfig {
     /// The name of its vision-language model on the hub.
     pub vlm: String,
-    /// Cameras, by the names of their features, in the order in which the prefix has them.
-    pub cameras: Vec<String>,
+    pub(super) features: PolicyFeatures,
     /// Cameras that may be absent.
     pub empty_cameras: usize,
-    /// Values of a state.
-    pub state: usize,
-    /// Values of an action.
-    pub action: usize,
-    /// Steps of a chunk.
-    pub chunk: usize,
-    /// What states and actions are padded to.
-    pub padded: [usize; 2],
     /// Width and height of images.
     pub image: [usize; 2],
     /// Tokens of a prompt that are kept.
     pub most_tokens: usize,
-    /// Euler steps.
-    pub steps: usize,
     /// Layers of the language model; all if none.
     pub layers: Option<usize>,
     /// Every so many layers, from the first on, the expert attends jointly; it never does if 0.
@@ -81,22 +75,16 @@ impl SmolVlaConfig {
     pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         refuse_others(&fields)?;
-        let PolicyFeatures { cameras, state, action, chunk, padded } = PolicyFeatures::of(directory)?;
         let number =
             |key: &str, otherwise: usize| Ok::<_, ModelError>(fields.uint(key)?.unwrap_or(otherwise));
         let factor =
             |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
         Ok(Self {
             vlm: fields.str("vlm_model_name")?.unwrap_or("HuggingFaceTB/SmolVLM2-500M-Video-Instruct").into(),
-            cameras,
+            features: PolicyFeatures::of(directory, "num_steps", false)?,
             empty_cameras: number("empty_cameras", 0)?,
-            state,
-            action,
-            chunk,
-            padded,
             image: sides(&fields)?,
             most_tokens: number("tokenizer_max_length", 48)?,
-            steps: number("num_steps", 10)?.max(1),
             layers: layers(&fields)?,
             joint_every: every(&fields)?,
             width_factor: factor("expert_width_multiplier", 0.75)?,
@@ -116,25 +104,26 @@ impl SmolVlaConfig {
 
     /// What it says of samples.
     pub(crate) fn sizes(&self) -> PolicySizes<'_> {
-        PolicySizes {
-            cameras: &self.cameras,
-            state: self.state,
-            action: self.action,
-            chunk: self.chunk,
-            padded: self.padded,
-            steps: self.steps,
-            counts_padding: false,
+        self.features.sizes()
+    }
+
+    /// How it goes on behind the prefix.
+    pub(crate) fn form(&self) -> StateForm {
+        StateForm {
+            features: self.features.clone(),
+            expert: EXPERT_AT,
+            kind: LayerKind::Llama,
+            state_in_vlm: true,
+            joint_every: self.joint_every,
+            causal: true,
+            scaled: true,
+            periods: self.periods,
         }
     }
 
     /// The part of the language model that lies in the policy's file.
     pub fn within(&self) -> FileLocation<'static> {
-        FileLocation { prefix: OF_VLM, layers: self.layers }
-    }
-
-    /// Whether the expert's layer of this number attends jointly.
-    pub fn is_joint(&self, layer: usize) -> bool {
-        self.joint_every > 0 && layer.is_multiple_of(self.joint_every)
+        FileLocation { prefix: VLM.model, layers: self.layers }
     }
 
     /// Sizes of the expert's layer of this number beside such a language model. `inner`: of its MLP; by
@@ -142,7 +131,7 @@ impl SmolVlaConfig {
     pub fn expert(&self, vlm: &StreamShape, layer: usize, inner: Option<usize>) -> StreamShape {
         let width = (vlm.width as f64 * self.width_factor) as usize;
         let inner = inner.unwrap_or_else(|| (4 * (2 * width / 3)).next_multiple_of(MULTIPLE));
-        let kv_inputs = if self.is_joint(layer) { width } else { vlm.kv_width() };
+        let kv_inputs = if is_joint(self.joint_every, layer) { width } else { vlm.kv_width() };
         StreamShape { width, inner, kv_inputs, ..*vlm }
     }
 
@@ -154,24 +143,8 @@ impl SmolVlaConfig {
             self.expert(&vlm.layer, layer, inner).tensors(&format!("{EXPERT_AT}.layers.{layer}"))
         });
         let norm = (format!("{EXPERT_AT}.norm.weight"), vec![e]);
-        let linears =
-            self.projections(vlm.layer.width, e).into_iter().flat_map(|(name, [inputs, outputs])| {
-                [(format!("{name}.weight"), vec![outputs, inputs]), (format!("{name}.bias"), vec![outputs])]
-            });
-        layers.chain([norm]).chain(linears).collect()
-    }
-
-    /// The projections and their features, `[inputs, outputs]`, beside a language model of width `d` and an
-    /// expert of width `e`.
-    pub(super) fn projections(&self, d: usize, e: usize) -> [(&'static str, [usize; 2]); 5] {
-        let [state, action] = self.padded;
-        [
-            ("model.state_proj", [state, d]),
-            ("model.action_in_proj", [action, e]),
-            ("model.action_out_proj", [e, action]),
-            ("model.action_time_mlp_in", [2 * e, e]),
-            ("model.action_time_mlp_out", [e, e]),
-        ]
+        let linears = projections::linears(self.features.padded, vlm.layer.width, e);
+        layers.chain([norm]).chain(tensors_of(&linears)).collect()
     }
 }
 

@@ -13,27 +13,18 @@
 //! velocity         action_out_proj(rms_norm(actions))
 //! ```
 //!
-//! The prefix is run once, without a tape as far as nothing trains in it ([`prefix`](crate::prefix)); state
-//! and actions run in segments ([`layer`]). `t x noise + (1 - t) x actions`, target `noise - actions`,
-//! sampled from `t = 1` to 0 in Euler steps: LeRobot's convention, `noise_at_one` here. Noise is of the
-//! padded width, the loss of the real one.
+//! The prefix is run once, without a tape as far as nothing trains in it ([`prefix`](crate::prefix)).
+//! `t x noise + (1 - t) x actions`, target `noise - actions`, sampled from `t = 1` to 0 in Euler steps:
+//! LeRobot's convention, `noise_at_one` here. Noise is of the padded width, the loss of the real one.
 //!
 //! ```text
 //! config    config.json, checked; sizes from the tensors; every tensor's name and shape
 //! names     what these names mean
-//! inputs    frames and tasks, as the data pipeline asks for them
 //! tuning    what of it trains
-//! masks     what the state's token and actions see
-//! layer     state and actions through one layer
-//! ends      projections before the first layer and behind the last
-//! network   all of it: load, forward, backward, velocity
+//! network   it, on a device: a suffix with a state's token (crate::state_suffix)
 //! ```
 
 mod config;
-mod ends;
-mod inputs;
-mod layer;
-mod masks;
 mod names;
 mod network;
 #[cfg(test)]
@@ -42,9 +33,5 @@ mod pass_tests;
 mod tests;
 pub mod tuning;
 
-pub use self::{
-    config::SmolVlaConfig,
-    inputs::{SmolVlaPrompts, images},
-    names::{RULES, connector},
-    network::{SmolVla, Trace},
-};
+pub use self::{config::SmolVlaConfig, names::RULES};
+pub(crate) use self::{names::VLM, network::load};

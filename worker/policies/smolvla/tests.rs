@@ -22,7 +22,7 @@ use coxswain_models::{
         pictures::{ImageProcessor, Rgb},
         prompts::{Prompts, Rows},
     },
-    vision_language::{PromptEncoder, PromptForm},
+    vision_language::PromptForm,
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    Draws, PolicyFiles, PolicyObservation, Training, TuningSettings,
+    Draws, Policy, PolicyFiles, PolicyKind, PolicyObservation, Training, TuningSettings,
     directory::{MeanStd, PolicyDirectory},
     export::{Export, PROCESSORS, Statistics, write},
     images::{Alignment, Planes, letterbox, patches},
@@ -116,7 +116,9 @@ impl Batch {
         let (mut rows, mut pixels) = (Vec::new(), Vec::new());
         for row in 0..time.len() {
             let mut ids = Vec::new();
-            for camera in config.cameras.iter().filter(|camera| expected.tensors.contains_key(*camera)) {
+            for camera in
+                config.sizes().cameras.iter().filter(|camera| expected.tensors.contains_key(*camera))
+            {
                 let mask = expected.tensors.get(&format!("{camera}_padding_mask"));
                 if mask.is_some_and(|(_, seen)| seen[row] == 0.0) {
                     continue;
@@ -140,12 +142,13 @@ impl Batch {
             row.resize(longest, 0);
             row
         });
-        let actions = padded(expected.of("action.normalized"), config.action, config.padded[1]);
+        let actions =
+            padded(expected.of("action.normalized"), config.sizes().action, config.sizes().padded[1]);
         let each = actions.len() / time.len();
         let noisy = expected.of("noise").iter().zip(&actions).enumerate();
         let noisy =
             noisy.map(|(at, (noise, action))| time[at / each] * noise + (1.0 - time[at / each]) * action);
-        let state = padded(expected.of("state.normalized"), config.state, config.padded[0]);
+        let state = padded(expected.of("state.normalized"), config.sizes().state, config.sizes().padded[0]);
         Self { ids: ids.collect(), valid, pixels, image, state, noisy: noisy.collect(), actions }
     }
 
@@ -161,17 +164,23 @@ fn outline(dir: &Path, config: &SmolVlaConfig) -> JointOutline {
     family.outline(dir, config.within()).expect("it is read")
 }
 
-fn policy() -> (SmolVla<Flex>, Trainables<Flex>) {
+fn config() -> SmolVlaConfig {
+    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    SmolVlaConfig::of(&directory).expect("it is read")
+}
+
+fn policy() -> (Box<dyn Policy<Flex>>, Trainables<Flex>) {
     policy_of(TuningSettings::default())
 }
 
 /// The policy, of which this trains.
-fn policy_of(asked: TuningSettings<'_>) -> (SmolVla<Flex>, Trainables<Flex>) {
+fn policy_of(asked: TuningSettings<'_>) -> (Box<dyn Policy<Flex>>, Trainables<Flex>) {
     let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
     let (mut layout, device) = (TrainableLayout::default(), Default::default());
     let files = PolicyFiles { directory: &directory, backbone: &vlm_dir(), dtype: FrozenDtype::Float32 };
     let tuned = tuned_of(&directory, asked).expect("it means something");
-    let policy = SmolVla::load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
+    let kind = PolicyKind::of(&directory).expect("it is read");
+    let policy = kind.load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
     let values = initial_values(&tuned, &directory.dir, &layout);
     (policy, Trainables::new(layout, values, &device))
 }
@@ -205,7 +214,8 @@ impl<'e> Step<'e> {
         let target: Vec<f32> =
             expected.of("noise").iter().zip(&batch.actions).map(|(noise, action)| noise - action).collect();
         let pad = expected.of("action_is_pad");
-        let counts = (0..target.len()).map(|at| at % 32 < config.action && pad[at / 32] == 0.0).collect();
+        let counts =
+            (0..target.len()).map(|at| at % 32 < config.sizes().action && pad[at / 32] == 0.0).collect();
         Self { expected, batch, target, counts }
     }
 
@@ -216,18 +226,18 @@ impl<'e> Step<'e> {
     /// The mean loss, and all gradients of it.
     fn gradients(
         &self,
-        policy: &SmolVla<Flex>,
+        policy: &dyn Policy<Flex>,
         trainables: &Trainables<Flex>,
         training: Training<'_>,
     ) -> (f64, FlatGrads) {
         let observed = self.batch.observed();
-        let (velocity, trace) =
-            policy.forward(trainables, training, observed, self.draws()).expect("it fits");
+        let (velocity, backward) =
+            policy.forward_kept(trainables, training, observed, self.draws()).expect("it fits");
         let (loss, slopes) = self.loss(&vector(velocity));
         let mut grads = FlatGrads::new(trainables.layout().len());
         let dv =
             Tensor::from_data(TensorData::new(slopes, [self.target.len() / 32, 32]), &Default::default());
-        policy.backward(trainables, trace, dv, &mut grads);
+        backward(dv, &mut grads);
         (loss, grads)
     }
 
@@ -244,8 +254,8 @@ impl<'e> Step<'e> {
     }
 
     /// The loss alone, as sampling runs the policy.
-    fn loss_of(&self, policy: &SmolVla<Flex>, trainables: &Trainables<Flex>) -> f64 {
-        let velocity = policy.velocity(trainables, self.batch.observed()).expect("it fits");
+    fn loss_of(&self, policy: &dyn Policy<Flex>, trainables: &Trainables<Flex>) -> f64 {
+        let velocity = policy.sampler(trainables, self.batch.observed()).expect("it fits");
         self.loss(&vector(velocity(self.draws()))).0
     }
 }
@@ -259,15 +269,15 @@ fn vector(tensor: Tensor<Flex, 2>) -> Vec<f32> {
 #[test]
 fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
     let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
-    let step = Step::of(&expected, &policy.config);
-    let velocity = policy.velocity(&trainables, step.batch.observed()).expect("it fits");
+    let step = Step::of(&expected, &config());
+    let velocity = policy.sampler(&trainables, step.batch.observed()).expect("it fits");
     let velocity = vector(velocity(step.draws()));
     close("velocity", &velocity, expected.of("velocity"), VALUES);
     let losses: Vec<f32> = velocity.iter().zip(&step.target).map(|(v, t)| (v - t) * (v - t)).collect();
     close("losses", &losses, expected.of("losses"), VALUES);
     let mut modes = Vec::new();
     for recompute in [Recompute::None, Recompute::Full] {
-        let (loss, mut grads) = step.gradients(&policy, &trainables, Training { recompute, dropout: None });
+        let (loss, mut grads) = step.gradients(&*policy, &trainables, Training { recompute, dropout: None });
         close("loss", &[loss as f32], expected.of("loss"), VALUES);
         let silent: Vec<_> =
             trainables.layout().params().iter().filter(|param| !grads.touched(param)).collect();
@@ -286,16 +296,16 @@ fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
 #[test]
 fn sampled_actions_are_those_of_lerobot() {
     let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
-    let batch = Batch::of(&expected, &policy.config);
-    let velocity = policy.velocity(&trainables, batch.observed()).expect("it fits");
-    let steps = policy.config.steps;
+    let batch = Batch::of(&expected, &config());
+    let velocity = policy.sampler(&trainables, batch.observed()).expect("it fits");
+    let steps = policy.sizes().steps;
     let mut sampled = expected.of("noise").to_vec();
     for step in 0..steps {
         let time = [1.0 - step as f32 / steps as f32; 2];
         let v = vector(velocity(Draws { times: &time, noisy: &sampled }));
         sampled.iter_mut().zip(v).for_each(|(x, v)| *x -= v / steps as f32);
     }
-    let action = policy.config.action;
+    let action = policy.sizes().action;
     let sampled: Vec<f32> = sampled.chunks(32).flat_map(|step| step[..action].to_vec()).collect();
     close("sampled", &sampled, expected.of("sampled.normalized"), ACTIONS);
     let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");

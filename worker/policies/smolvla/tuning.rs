@@ -9,16 +9,16 @@ use coxswain_models::{
     joint::{JointOutline, outline::NamedShape},
     pretrained::{adapters::TunedModules, checkpoint::Checkpoint, error::ModelError},
 };
-use coxswain_nn::lora::{Lora, Module};
+use coxswain_nn::lora::Module;
 
 use super::{
     config::SmolVlaConfig,
-    names::{EXPERT_AT, RULES, connector, is_reached},
+    names::{EXPERT_AT, RULES, VLM, is_reached},
 };
-use crate::tuning::{self, TrainableParts, TuningSettings, modules_of};
+use crate::tuning::{TrainableParts, TuningSettings, modules_of};
 
 /// What LeRobot's own training with PEFT adapts where it is not told.
-const TARGETS: &str = concat!(
+pub(crate) const TARGETS: &str = concat!(
     r"(model\.vlm_with_expert\.lm_expert\..*\.(q|v)_proj|",
     r"model\.(state_proj|action_in_proj|action_out_proj|action_time_mlp_in|action_time_mlp_out))"
 );
@@ -26,7 +26,7 @@ const TARGETS: &str = concat!(
 /// what `train_expert_only: false` adds.
 const OWN: [&str; 2] = ["lm_expert", r"model\.action_(in_proj|out_proj|time_mlp_in|time_mlp_out)"];
 const STATE: &str = r"model\.state_proj";
-const VLM: &str = r"vlm\.model\.(connector|text_model\.embed_tokens)";
+const OF_VLM: &str = r"vlm\.model\.(connector|text_model\.embed_tokens)";
 
 /// What trains of the policy in `dir` beside such a language model.
 pub fn tuned(
@@ -38,21 +38,16 @@ pub fn tuned(
     let own = OWN.into_iter().chain(config.trains.state.then_some(STATE));
     let last = vlm.layers.saturating_sub(1);
     let below = format!(r"vlm\.model\.text_model\.layers\.(?!{last}\.)\d+");
-    let of_vlm = [Some(VLM), (last > 0).then_some(&*below)].into_iter().flatten();
+    let of_vlm = [Some(OF_VLM), (last > 0).then_some(&*below)].into_iter().flatten();
     let parts = TrainableParts {
         modules: modules(dir, config, vlm),
         rules: RULES,
         default: own.chain(of_vlm.filter(|_| config.trains.vlm)).map(str::to_owned).collect(),
         targets: TARGETS,
-        connector: connector(),
+        connector: VLM.connector(),
         reached: &|name| is_reached(name, vlm.layers),
     };
     parts.tuned(asked)
-}
-
-/// The section, with LeRobot's targets where it has none.
-pub fn with_targets(lora: &Lora) -> Lora {
-    tuning::with_targets(lora, TARGETS)
 }
 
 /// All modules of the policy in `dir` that have weights, in the order of the file's tensors.

@@ -17,7 +17,8 @@ fn every_tensor_of_the_file_is_known_with_its_shape() {
     let (mut layout, backbone) = (TrainableLayout::default(), &Path::new(AT).join("vlm"));
     let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
     let tuned = tuned_of(&directory, TuningSettings::default()).expect("the default");
-    SmolVla::<Sizes>::load(files, &tuned, shelf(), &mut layout, &Default::default()).expect("it is read");
+    let kind = PolicyKind::SmolVla(config);
+    kind.load::<Sizes>(files, &tuned, shelf(), &mut layout, &Default::default()).expect("it is read");
     assert_eq!(layout.len(), elements(&own));
     assert_eq!(Some((elements(&own) + vlm.parameters()) as u64), expected.about["parameters"].as_u64());
     let bytes = fs::read(directory.dir.join("model.safetensors")).expect("there");
@@ -80,7 +81,7 @@ fn what_is_not_read_is_refused_by_key() {
     let dir = tempfile::tempdir().expect("a directory for the test");
     fs::write(dir.path().join("config.json"), r#"{"type": "act"}"#).expect("written");
     let message = PolicyDirectory::open(dir.path()).expect_err("another type").to_string();
-    assert!(message.contains(r#"`type`: "act"; policies that are read: smolvla"#), "{message}");
+    assert!(message.contains(r#"`type`: "act"; policies that are read: smolvla, pi0, pi05"#), "{message}");
 }
 
 #[test]
@@ -117,14 +118,13 @@ fn processors_that_are_not_known_are_refused_by_step() {
 
 #[test]
 fn frames_and_tasks_become_what_lerobot_makes_of_them() {
-    let (expected, (policy, _)) = (LeRobotReference::read(), policy());
-    let backbone = Path::new(AT).join("vlm");
-    let outline = outline(&backbone, &policy.config);
+    let (expected, config, backbone) = (LeRobotReference::read(), config(), Path::new(AT).join("vlm"));
+    let outline = outline(&backbone, &config);
     let form = PromptForm { template: "{task}", images: 2, max_text_tokens: None };
-    let prompts =
-        SmolVlaPrompts::open(&backbone, &outline, policy.config.most_tokens, &form).expect("it opens");
-    let images = images(&outline);
-    let batch = Batch::of(&expected, &policy.config);
+    let batch = Batch::of(&expected, &config);
+    let kind = PolicyKind::SmolVla(config);
+    let prompts = kind.prompts(&backbone, &outline, &form).expect("it opens");
+    let images = kind.images(&outline);
     let seq = batch.ids.len() / batch.valid.len();
     for (row, task) in expected.about["tasks"].as_array().expect("a list").iter().enumerate() {
         let shapes = vec![images.shape(24, 32).expect("a shape"); 2 - row];

@@ -13,7 +13,6 @@ use coxswain_nn::{
 use coxswain_models::pretrained::prompts::DropoutKeys;
 
 use super::*;
-use crate::Policy;
 
 /// Adapters of rank 2 on what an expression means.
 fn lora(targets: &str) -> Lora {
@@ -38,9 +37,9 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
 
 /// Gradients are equal in every mode, to the bit, and along random directions in the parameters that
 /// `wanted` means they are the slope of the loss.
-fn gradients_are_slopes(policy: &SmolVla<Flex>, trainables: &mut Trainables<Flex>, wanted: &[&str]) {
+fn gradients_are_slopes(policy: &dyn Policy<Flex>, trainables: &mut Trainables<Flex>, wanted: &[&str]) {
     let expected = LeRobotReference::read();
-    let step = Step::of(&expected, &policy.config);
+    let step = Step::of(&expected, &config());
     let [mut grads, mut again] = [Recompute::None, Recompute::Full]
         .map(|recompute| step.gradients(policy, trainables, Training { recompute, dropout: None }).1);
     let grads = grads.values_mut().clone();
@@ -82,8 +81,8 @@ fn adapters_in_the_expert_have_the_gradients_that_lerobots_weights_imply() {
     let lora = Lora { rank: 2, alpha: 6.0, ..Lora::default() };
     let (policy, trainables) = policy_of(asked(&lora, &[]));
     let expected = LeRobotReference::read();
-    let step = Step::of(&expected, &policy.config);
-    let (loss, mut grads) = step.gradients(&policy, &trainables, PLAIN);
+    let step = Step::of(&expected, &config());
+    let (loss, mut grads) = step.gradients(&*policy, &trainables, PLAIN);
     close("loss", &[loss as f32], expected.of("loss"), VALUES);
     let (grads, values) = (grads.values_mut().clone(), trainables.to_vec());
     let adapted: Vec<_> = trainables
@@ -130,7 +129,7 @@ fn adapters_in_both_streams_beside_modules_in_full_have_slopes_as_gradients() {
         "text_model.layers.1.input_layernorm.weight",
         "embed_tokens.weight",
     ];
-    gradients_are_slopes(&policy, &mut trainables, &slopes);
+    gradients_are_slopes(&*policy, &mut trainables, &slopes);
     // What nothing reads of the last layer has an adapter, as PEFT has, which neither learns nor decays.
     let unread =
         named(&trainables, &peft_keys("model.vlm_with_expert.vlm.model.text_model.layers.3.mlp.up_proj")[0]);
@@ -161,8 +160,8 @@ fn the_language_model_trains_in_full_but_for_what_nothing_reads() {
             "{name}"
         );
     }
-    let step = Step::of(&expected, &policy.config);
-    let (_, mut grads) = step.gradients(&policy, &trainables, PLAIN);
+    let step = Step::of(&expected, &config());
+    let (_, mut grads) = step.gradients(&*policy, &trainables, PLAIN);
     let silent: Vec<_> = layout.params().iter().filter(|param| !grads.touched(param)).collect();
     assert!(silent.is_empty(), "without a gradient: {silent:?}");
     let grads = grads.values_mut();
@@ -178,7 +177,7 @@ fn the_language_model_trains_in_full_but_for_what_nothing_reads() {
         "embed_tokens",
         "connector",
     ];
-    gradients_are_slopes(&policy, &mut trainables, &slopes);
+    gradients_are_slopes(&*policy, &mut trainables, &slopes);
 }
 
 #[test]
@@ -204,17 +203,17 @@ fn what_dropout_drops_does_not_depend_on_recompute() {
     let moved = trainables.to_vec().iter().map(|value| value + 0.05).collect();
     trainables.set(moved);
     let expected = LeRobotReference::read();
-    let step = Step::of(&expected, &policy.config);
+    let step = Step::of(&expected, &config());
     let with = |seed, recompute| {
         let keys = DropoutKeys { seed, step: 3, samples: &[4, 5], images_per_row: &[2, 1] };
         let (loss, mut grads) =
-            step.gradients(&policy, &trainables, Training { recompute, dropout: Some(keys) });
+            step.gradients(&*policy, &trainables, Training { recompute, dropout: Some(keys) });
         (loss, grads.values_mut().clone())
     };
     let (loss, grads) = with(1, Recompute::None);
     assert_eq!((loss, grads), with(1, Recompute::Full));
     assert_ne!(loss, with(2, Recompute::None).0, "the seed decides");
-    assert_ne!(loss, step.loss_of(&policy, &trainables), "what does not train drops nothing");
+    assert_ne!(loss, step.loss_of(&*policy, &trainables), "what does not train drops nothing");
 }
 
 #[test]
@@ -222,19 +221,19 @@ fn kept_features_give_the_bits_of_the_pixels() {
     let lora = lora(".*(text_model|lm_expert).*_proj");
     let (policy, trainables) = policy_of(asked(&lora, &[]));
     let expected = LeRobotReference::read();
-    let step = Step::of(&expected, &policy.config);
+    let step = Step::of(&expected, &config());
     let features = policy.image_features(&trainables, step.batch.observed()).expect("it fits");
     assert_eq!(features.dims()[1], policy.feature_width());
     let features = vector(features);
     let observed = PolicyObservation { features: Some(&features), ..step.batch.observed() };
     let prompts = Prompts { pixel_values: &[], ..observed.prompts };
     let of = |observed| {
-        let (velocity, _) = policy.forward(&trainables, PLAIN, observed, step.draws()).expect("it fits");
+        let (velocity, _) = policy.forward_kept(&trainables, PLAIN, observed, step.draws()).expect("it fits");
         vector(velocity)
     };
     assert_eq!(of(step.batch.observed()), of(PolicyObservation { prompts, ..observed }));
     let less = PolicyObservation { features: Some(&features[1..]), ..observed };
-    assert!(policy.forward(&trainables, PLAIN, less, step.draws()).is_err());
+    assert!(policy.forward_kept(&trainables, PLAIN, less, step.draws()).is_err());
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::vla_flow::{
     data::{Dataset, MicroBatch, collate},
 };
 
-mod pi05;
+mod pi;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/assets/metaworld-mini");

@@ -1,5 +1,5 @@
-//! A tiny policy against LeRobot: one training step of it, and a sampled chunk
-//! (`integration-tests/fixtures/make_pi05.py`).
+//! Tiny policies against LeRobot: one training step of each, and a sampled chunk
+//! (`integration-tests/fixtures/make_pi.py`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use coxswain_models::{
     families::shelf,
     joint::JointOutline,
     pretrained::{adapters::TunedModules, checkpoint::CheckpointDir},
-    vision_language::{PromptEncoder, PromptForm},
+    vision_language::PromptForm,
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -33,6 +33,8 @@ use crate::{
     tuning::TuningSettings,
 };
 
+mod pi0;
+
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/pi05");
 /// What of the difference to LeRobot, over the largest value, is let through: values, gradients, actions.
 const VALUES: f32 = 1e-5;
@@ -41,7 +43,7 @@ const ACTIONS: f32 = 1e-4;
 /// As the fixture's adapters were made.
 const ADAPTED: &str = concat!(
     r".*(language_model|gemma_expert\.model)\..*(proj|dense)|.*multi_modal_projector\.linear|",
-    r"model\.(action_in_proj|action_out_proj|time_mlp_in|time_mlp_out)"
+    r"model\.(state_proj|action_in_proj|action_out_proj|(action_)?time_mlp_(in|out))"
 );
 const FORM: PromptForm<'_> = PromptForm { template: "{task}", images: 0, max_text_tokens: None };
 const TAKEN: [&str; 7] = [
@@ -58,7 +60,11 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// A file of the golden case, images in 0..1; and what is said about it.
 fn golden(file: &str) -> (Tensors, Value) {
-    let bytes = fs::read(Path::new(AT).join(file)).expect("part of the repository");
+    golden_at(AT, file)
+}
+
+fn golden_at(dir: &str, file: &str) -> (Tensors, Value) {
+    let bytes = fs::read(Path::new(dir).join(file)).expect("part of the repository");
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
     let about = header.metadata().as_ref().and_then(|all| serde_json::from_str(all.get("about")?).ok());
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -88,7 +94,7 @@ fn close(what: &str, found: &[f32], expected: &[f32], most: f32) {
 struct Case {
     directory: PolicyDirectory,
     backbone: PathBuf,
-    config: Pi05Config,
+    config: PiConfig,
     outline: JointOutline,
     tuned: TunedModules,
     recompute: Recompute,
@@ -98,8 +104,8 @@ impl Case {
     fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
         let (directory, backbone) =
             (PolicyDirectory::open(dir).expect("it is read"), Path::new(AT).join("paligemma"));
-        let config = Pi05Config::of(&directory).expect("it is read");
-        let kind = PolicyKind::Pi05(config.clone());
+        let config = PiConfig::of(&directory).expect("it is read");
+        let kind = PolicyKind::Pi(config.clone());
         let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
         let tuned = tuned(&config, &outline, asked).expect("it means something");
         Self { directory, backbone, config, outline, tuned, recompute: Recompute::None }
@@ -114,20 +120,20 @@ impl Case {
         let (dir, device) = (tempfile::tempdir().expect("a directory for the test"), Default::default());
         let (inputs, out) = given(dir.path(), &[]);
         let mut layout = TrainableLayout::default();
-        let policy =
-            Pi05::load(self.files(), &self.tuned, shelf(), &mut layout, &device).expect("it is read");
-        let checkpoint = CheckpointDir { path: &self.directory.dir, rules: RULES };
+        let kind = PolicyKind::Pi(self.config.clone());
+        let policy = kind.load(self.files(), &self.tuned, shelf(), &mut layout, &device).expect("it is read");
+        let checkpoint = CheckpointDir { path: &self.directory.dir, rules: self.config.kind.rules() };
         let values = self.tuned.initial_values::<Flex>(3, &layout, checkpoint, FrozenDtype::Float32);
         let params = layout.params().to_vec();
         let mut trainables = Trainables::new(layout, values.expect("they are there"), &device);
         set(&mut trainables);
-        let prompts = Pi05Prompts::open(&self.backbone, &self.outline, 200, &FORM).expect("it is read");
+        let prompts = kind.prompts(&self.backbone, &self.outline, &FORM).expect("it is read");
         let of = PassPolicy {
-            policy: &policy,
+            policy: &*policy,
             trainables: &trainables,
             image: self.outline.image_token,
-            images: images(&self.outline),
-            prompts: &prompts,
+            images: kind.images(&self.outline),
+            prompts: &*prompts,
             recompute: self.recompute,
             device: &device,
         };
@@ -197,7 +203,8 @@ fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
 fn the_prompt_is_lerobots_id_by_id() {
     let (expected, about) = golden("expected.safetensors");
     let case = Case::of(&policy_dir(), TuningSettings::default());
-    let prompts = Pi05Prompts::open(&case.backbone, &case.outline, 200, &FORM).expect("it is read");
+    let kind = PolicyKind::Pi(case.config.clone());
+    let prompts = kind.prompts(&case.backbone, &case.outline, &FORM).expect("it is read");
     for (row, task) in about["tasks"].as_array().expect("a list").iter().enumerate() {
         let (width, state) = (expected["tokens"].0[1], &expected["state.normalized"].1[row * 6..][..6]);
         let ids = prompts.encode_observed(task.as_str().expect("a text"), state, &[]).expect("it fits");
@@ -297,9 +304,9 @@ fn every_tensor_of_the_file_is_known_with_its_shape() {
 }
 
 /// A directory as published, without weights.
-fn published(dir: &Path) -> PolicyDirectory {
+fn published(kind: &str, dir: &Path) -> PolicyDirectory {
     let policy = json!({
-        "type": "pi05", "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m",
+        "type": kind, "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m",
         "image_resolution": [224, 224],
         "input_features": {
             "observation.state": {"type": "STATE", "shape": [32]},
@@ -308,15 +315,13 @@ fn published(dir: &Path) -> PolicyDirectory {
         "output_features": {"action": {"type": "ACTION", "shape": [32]}}
     });
     for file in crate::export::PROCESSORS {
-        fs::copy(policy_dir().join(file), dir.join(file)).expect("copied");
+        fs::copy(policy_dir().join(format!("../../{kind}/policy/{file}")), dir.join(file)).expect("copied");
     }
     PolicyDirectory { dir: dir.into(), path: dir.join("config.json"), json: policy }
 }
 
 #[test]
-fn the_published_policy_has_its_parameters() {
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let directory = published(dir.path());
+fn the_published_policies_have_their_parameters() {
     let paligemma = json!({
         "model_type": "paligemma", "_vocab_size": 257_152, "image_token_index": 257_152,
         "text_config": {
@@ -328,20 +333,24 @@ fn the_published_policy_has_its_parameters() {
             "patch_size": 14
         }
     });
-    fs::write(dir.path().join("config.json"), paligemma.to_string()).expect("written");
-    let config = Pi05Config::of(&directory).expect("it is read");
-    let kind = PolicyKind::Pi05(config.clone());
-    let outline = kind.outline(&directory, dir.path(), shelf::<Flex>()).expect("it is read");
-    let own = config.own_tensors(&outline);
-    let elements: usize = own.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
-    assert_eq!(elements + outline.parameters(), 3_616_757_520);
-    assert_eq!(own.len() + outline.tensors.len(), 812);
+    for (kind, parameters, tensors) in [("pi0", 3_501_372_176, 777), ("pi05", 3_616_757_520, 812)] {
+        let dir = tempfile::tempdir().expect("a directory for the test");
+        fs::write(dir.path().join("config.json"), paligemma.to_string()).expect("written");
+        let directory = published(kind, dir.path());
+        let config = PiConfig::of(&directory).expect("it is read");
+        let kind = PolicyKind::Pi(config.clone());
+        let outline = kind.outline(&directory, dir.path(), shelf::<Flex>()).expect("it is read");
+        let own = config.own_tensors(&outline);
+        let elements: usize = own.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+        assert_eq!(elements + outline.parameters(), parameters);
+        assert_eq!(own.len() + outline.tensors.len(), tensors);
+    }
 }
 
 #[test]
 fn what_is_not_read_is_refused_by_key() {
     let dir = tempfile::tempdir().expect("a directory for the test");
-    let directory = published(dir.path());
+    let directory = published("pi05", dir.path());
     for (key, value) in [
         ("paligemma_variant", json!("gemma_300m")),
         ("action_expert_variant", json!("gemma_7b")),
@@ -354,7 +363,7 @@ fn what_is_not_read_is_refused_by_key() {
         let mut json = directory.json.clone();
         json[key] = value;
         let changed = PolicyDirectory { json, ..directory.clone() };
-        let message = Pi05Config::of(&changed).expect_err(key).to_string();
+        let message = PiConfig::of(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
     let case = Case::of(&policy_dir(), TuningSettings::default());

@@ -1,0 +1,154 @@
+//! pi0: its weights are a formula, its batch is pi0.5's, and of a gradient the reference has its size and how
+//! much of three waves is in it (`make_pi.py`).
+
+use tempfile::TempDir;
+
+use super::*;
+
+const PI0: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/pi0");
+const EXPECTED: &str = "expected.safetensors";
+
+/// Numbers of variance 1: Murmur's last mixing of FNV-1a of the name and of their place.
+fn wave(name: &str, count: usize) -> Vec<f64> {
+    let of_name =
+        name.bytes().fold(0x811C_9DC5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let mixed = |place: u32| {
+        let x = place.wrapping_mul(0x9E37_79B9) ^ of_name;
+        let x = (x ^ (x >> 16)).wrapping_mul(0x85EB_CA6B);
+        let x = (x ^ (x >> 13)).wrapping_mul(0xC2B2_AE35);
+        x ^ (x >> 16)
+    };
+    let number = |place| (f64::from(mixed(place)) / 2f64.powi(32) - 0.5) * 12f64.sqrt();
+    (0..count as u32).map(number).collect()
+}
+
+fn by_formula(name: &str, shape: &[usize]) -> Vec<f32> {
+    let behind: usize = shape[1..].iter().product();
+    let value = |v: f64| match name {
+        _ if name.ends_with("bias") => v * 0.05,
+        _ if name.contains("layer_norm") || name.contains("post_layernorm") => 1.0 + v * 0.1,
+        _ if name.contains("norm") => v * 0.1,
+        _ if name.contains("position_embedding") => v * 0.3,
+        _ if name.contains("lora_A") => v * 0.25,
+        _ if name.contains("lora_B") => v * 0.1,
+        _ => v / (behind as f64).sqrt(),
+    };
+    wave(name, shape.iter().product()).into_iter().map(|v| value(v) as f32).collect()
+}
+
+fn write_weights(dir: &Path, tensors: &[(String, Vec<usize>)]) {
+    let bytes = |name: &str, shape: &[usize]| -> Vec<u8> {
+        by_formula(name, shape).iter().flat_map(|value| value.to_le_bytes()).collect()
+    };
+    let all: Vec<_> = tensors.iter().map(|(name, shape)| (name, shape, bytes(name, shape))).collect();
+    let views = all.iter().map(|(name, shape, bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).expect("its shape"))
+    });
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("written");
+}
+
+/// The golden policy's directory, with its weights.
+fn policy() -> TempDir {
+    let dir = tempfile::tempdir().expect("a directory for the test");
+    for file in ["config.json", "policy_preprocessor.json", "policy_postprocessor.json"] {
+        fs::copy(Path::new(PI0).join("policy").join(file), dir.path().join(file)).expect("copied");
+    }
+    for (there, here) in [
+        ("preprocessor_step_3_normalizer", "preprocessor_step_6_normalizer"),
+        ("postprocessor_step_0_unnormalizer", "postprocessor_step_0_unnormalizer"),
+    ] {
+        let [there, here] = [there, here].map(|name| format!("policy_{name}_processor.safetensors"));
+        fs::copy(policy_dir().join(there), dir.path().join(here)).expect("copied");
+    }
+    // Sizes of the expert are those of the file.
+    let gate = "model.paligemma_with_expert.gemma_expert.model.layers.0.mlp.gate_proj.weight";
+    write_weights(dir.path(), &[(gate.to_owned(), vec![20, 12])]);
+    let case = Case::of(dir.path(), TuningSettings::default());
+    write_weights(dir.path(), &tensors(&case));
+    dir
+}
+
+fn tensors(case: &Case) -> Vec<(String, Vec<usize>)> {
+    [&case.outline.tensors[..], &case.config.own_tensors(&case.outline)].concat()
+}
+
+/// Gradients by their names against the reference's rows, of which there is one for each that is not 0.
+fn hold(what: &str, found: &BTreeMap<String, &Vec<f32>>, reference: &(Vec<usize>, Vec<f32>)) {
+    let (shape, rows) = reference;
+    let there: Vec<_> = found.iter().filter(|(_, g)| g.iter().any(|value| *value != 0.0)).collect();
+    assert_eq!(there.len(), shape[0], "{what}: {:?}", there.iter().map(|(name, _)| name).collect::<Vec<_>>());
+    for ((name, g), row) in there.into_iter().zip(rows.chunks(4)) {
+        let product = |wave: &[f64]| g.iter().zip(wave).map(|(g, w)| f64::from(*g) * w).sum::<f64>();
+        let size = g.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let waves = (0..3).map(|number| product(&wave(&format!("{name}.{number}"), g.len())));
+        for (found, expected) in std::iter::once(size).chain(waves).zip(row) {
+            let off = (found - f64::from(*expected)).abs() / f64::from(row[0]);
+            assert!(off <= f64::from(GRADIENTS), "{what}: {name}: {found} and {expected}, off by {off:e}");
+        }
+    }
+}
+
+#[test]
+fn a_pass_of_pi0_from_file_to_file_gives_what_lerobot_gives() {
+    let ((expected, _), dir) = (golden_at(PI0, EXPECTED), policy());
+    let found = forward(dir.path(), true, &[]);
+    for name in ["loss", "velocity"] {
+        close(name, &found[name].1, &expected[name].1, VALUES);
+    }
+    close("normalized", &found["actions.normalized"].1, &expected["sampled.normalized"].1, ACTIONS);
+    close("actions", &found["actions"].1, &expected["sampled"].1, ACTIONS);
+    let named = found.iter().filter_map(|(name, (_, g))| Some((name.strip_prefix("grad.")?.to_owned(), g)));
+    hold("grad", &named.collect(), &expected["grad"]);
+}
+
+#[test]
+fn the_language_model_and_adapters_of_pi0_have_lerobots_gradients_in_every_mode() {
+    let ((expected, _), dir) = (golden_at(PI0, EXPECTED), policy());
+    let train = [r"paligemma\.model\.(language_model\.layers|multi_modal_projector)".to_owned()];
+    let lora = Lora { rank: 2, alpha: 6.0, targets: LoraTargets::Regex(ADAPTED.into()), ..Lora::default() };
+    let whole = Case::of(dir.path(), TuningSettings { lora: None, train: &train });
+    let adapted = Case::of(dir.path(), TuningSettings { lora: Some(&lora), train: &[] });
+    for (mut case, group, loss, reference) in
+        [(whole, Group::BASE, "loss", "full"), (adapted, Group::LORA, "lora.loss", "lora.grad")]
+    {
+        let mut modes = Vec::new();
+        for recompute in [Recompute::None, Recompute::Full] {
+            case.recompute = recompute;
+            let (found, params) = case.passed(|trainables| {
+                if group == Group::LORA {
+                    let params = trainables.layout().params().iter();
+                    let values = params.flat_map(|param| by_formula(&param.name, &param.shape)).collect();
+                    trainables.set(values);
+                }
+            });
+            close("loss", &found["loss"].1, &expected[loss].1, VALUES);
+            let of_group = params.iter().filter(|param| param.group == group);
+            let named = of_group.map(|param| (param.name.clone(), &found[&format!("grad.{}", param.name)].1));
+            hold(reference, &named.collect(), &expected[reference]);
+            modes.push(found);
+        }
+        assert_eq!(modes[0], modes[1], "recompute changes nothing");
+    }
+}
+
+#[test]
+fn names_and_prompts_of_pi0_are_lerobots() {
+    let ((_, about), dir) = (golden_at(PI0, EXPECTED), policy());
+    let case = Case::of(dir.path(), TuningSettings::default());
+    let kind = PolicyKind::Pi(case.config.clone());
+    let prompts = kind.prompts(&case.backbone, &case.outline, &FORM).expect("it is read");
+    let (_, of_batch) = golden(EXPECTED);
+    for (task, ids) in
+        of_batch["tasks"].as_array().expect("a list").iter().zip(about["tokens"].as_array().expect("a list"))
+    {
+        let found = prompts.encode_observed(task.as_str().expect("a text"), &[4.0; 6], &[]).expect("it fits");
+        assert_eq!(json!(found), *ids, "{task}");
+    }
+    // LeRobot's class counts the table once more, as PaliGemma's head.
+    let head = case.outline.vocab_size * case.outline.layer.width;
+    let elements = tensors(&case).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+    assert_eq!(Some((elements + head) as u64), about["parameters"].as_u64());
+    for name in ["time_mlp_in.weight", "action_time_mlp_in.weight", "model.action_time_mlp_in.weight"] {
+        assert_eq!((kind.rules().canonical)(name), "model.action_time_mlp_in.weight");
+    }
+}
