@@ -133,8 +133,12 @@ impl PromptEncoder for Pi05Prompts {
 
 fn text(task: &str, state: &[f32]) -> String {
     let task = task.trim().replace(['_', '\n'], " ");
-    let bins: Vec<String> = state.iter().map(|value| bin(*value).to_string()).collect();
-    format!("Task: {task}, State: {};\nAction: ", bins.join(" "))
+    format!("Task: {task}, State: {};\nAction: ", bins(state))
+}
+
+/// A state in words: the bin of each value.
+pub fn bins(state: &[f32]) -> String {
+    state.iter().map(|value| bin(*value).to_string()).collect::<Vec<_>>().join(" ")
 }
 
 fn bin(value: f32) -> i64 {

@@ -38,7 +38,7 @@ pub mod tuning;
 
 pub use self::{
     config::{PALIGEMMA, Pi05Config},
-    inputs::{Pi05Prompts, images, told_tokens},
+    inputs::{Pi05Prompts, bins, images, told_tokens},
     names::{RULES, connector},
     network::Pi05,
 };
