@@ -58,7 +58,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/survey", 1560),
     ("worker/task", 1230),
     ("worker/tasks", 990),
-    ("worker/tasks/vla_flow", 10_610),
+    ("worker/tasks/vla_flow", 10_809),
     ("worker/tasks/sft", 2370),
     ("worker/tasks/seq2seq", 1590),
     ("worker/tasks/trajectory", 2150),
