@@ -23,8 +23,12 @@ pub(super) fn told_tokens(state: usize) -> usize {
 /// The prompt of a task in a state.
 pub(super) fn told(task: &str, state: &[f32]) -> String {
     let task = task.trim().replace(['_', '\n'], " ");
-    let bins: Vec<String> = state.iter().map(|value| bin(*value).to_string()).collect();
-    format!("Task: {task}, State: {};\nAction: ", bins.join(" "))
+    format!("Task: {task}, State: {};\nAction: ", bins(state))
+}
+
+/// A state in words: the bin of each value.
+pub fn bins(state: &[f32]) -> String {
+    state.iter().map(|value| bin(*value).to_string()).collect::<Vec<_>>().join(" ")
 }
 
 fn bin(value: f32) -> i64 {

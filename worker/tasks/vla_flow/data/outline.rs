@@ -153,8 +153,8 @@ impl Outline {
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
                 let actions = match vla.expert.head {
-                    HeadKind::Flow => 0,
                     HeadKind::Oft => estimated_tokens(data.horizon),
+                    HeadKind::Flow | HeadKind::Layerwise => 0,
                 };
                 let tokens = FRAME_TOKENS + seen + kept + actions + makers.told_tokens(dims.state);
                 (tokens, PromptLength::Estimated)

@@ -65,7 +65,7 @@ impl memory::Subject for Subject {
             PromptLength::Estimated => " (estimated)",
         };
         let draws = match vla.expert.head {
-            HeadKind::Flow => format!("{} draws of ", vla.expert.repeated_noise),
+            HeadKind::Flow | HeadKind::Layerwise => format!("{} draws of ", vla.expert.repeated_noise),
             HeadKind::Oft => String::new(),
         };
         vec![
