@@ -344,7 +344,7 @@ mod tests {
     async fn a_connection_that_may_do_more_than_look_is_read_as_it_comes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connections = Connections::of(listener, Door::default(), ConnectionBounds::default());
+        let mut connections = Connections::new(listener, Door::default(), ConnectionBounds::default());
         let mut caller = TcpStream::connect(address).await.unwrap();
         let mut connection = connections.next().await.unwrap().unwrap();
         caller.write_all(&[0; 2 * GREETING]).await.unwrap();

@@ -16,7 +16,7 @@ const VALUE_TOKENS: usize = 4;
 const FRAME_TOKENS: usize = 12;
 
 /// About how many tokens a prompt has around its task, with so many values of a state, at most.
-pub(super) fn told_tokens(state: usize) -> usize {
+pub fn told_tokens(state: usize) -> usize {
     FRAME_TOKENS + VALUE_TOKENS * state
 }
 

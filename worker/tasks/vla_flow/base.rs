@@ -26,7 +26,7 @@ use coxswain_nn::{
 use coxswain_policies::{
     PolicyKind, TuningSettings,
     directory::{PolicyDirectory, is_policy},
-    pi05::told_tokens,
+    pi::told_tokens,
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
