@@ -254,8 +254,9 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
             let count = future_fd.dims()[0];
             let future = future_fd.reshape([1, 1, count, width]).expand([batch, repeats, count, width]);
             let before = placed - horizon;
-            let parts = vec![x_brtd.clone().narrow(2, 0, before), future, x_brtd.narrow(2, before, horizon)];
-            x_brtd = Tensor::cat(parts, 2);
+            let own = (before > 0).then(|| x_brtd.clone().narrow(2, 0, before));
+            let parts = own.into_iter().chain([future, x_brtd.narrow(2, before, horizon)]);
+            x_brtd = Tensor::cat(parts.collect(), 2);
         }
         x_brtd.reshape([batch * repeats * tokens, width])
     }
