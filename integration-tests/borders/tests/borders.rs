@@ -33,7 +33,7 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_710),
+    ("coordinator", 13_780),
     ("launcher", 16_780),
     ("proto/identity", 1510),
     ("proto", 4890),
