@@ -33,7 +33,7 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_720),
+    ("coordinator", 13_790),
     ("launcher", 16_860),
     ("proto/identity", 1510),
     ("proto", 4890),
