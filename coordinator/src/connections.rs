@@ -67,7 +67,7 @@ impl Connections {
             door,
             connections: sender,
             first_call,
-            turns: Turns::default(),
+            reading_turns: Turns::default(),
             refused: Arc::default(),
         };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
@@ -129,7 +129,7 @@ struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
     first_call: Duration,
-    turns: Turns,
+    reading_turns: Turns,
     refused: Arc<AtomicU64>,
 }
 
@@ -146,8 +146,9 @@ impl Entrance {
                 let peer = Arc::new(Peer::new(caller, attendance));
                 let (ours, patience) = (peer.clone(), self.first_call);
                 let ended: EndFuture = Box::pin(async move { ours.attendance.ended(patience).await });
-                let (turns, ended) = (self.turns, Some(ended));
-                let connection = Connection { stream, _place: place, peer, ended, turns, pause: None };
+                let (reading_turns, ended) = (self.reading_turns, Some(ended));
+                let connection =
+                    Connection { stream, _place: place, peer, ended, reading_turns, pause: None };
                 self.connections.send(connection).await.is_ok()
             }
             // A probe that only looks whether the port is open.
@@ -193,7 +194,7 @@ pub struct Connection {
     peer: Arc<Peer>,
     /// When it has to end; none once it has.
     ended: Option<EndFuture>,
-    turns: Turns,
+    reading_turns: Turns,
     pause: Option<Pause>,
 }
 
@@ -227,7 +228,7 @@ impl Connection {
         let mut piece = ReadBuf::new(&mut piece[..READ_PIECE.0.min(buffer.remaining())]);
         ready!(Pin::new(&mut self.stream).poll_read(context, &mut piece))?;
         buffer.put_slice(piece.filled());
-        self.pause = self.peer.pause_after(piece.filled().len(), &self.turns);
+        self.pause = self.peer.pause_after(piece.filled().len(), &self.reading_turns);
         Poll::Ready(Ok(()))
     }
 }
