@@ -8,7 +8,7 @@ fn main() {
     let variable = |name| env::var(name).unwrap_or_default();
     let features = match env::var_os("CARGO_FEATURE_CUDA") {
         Some(_) => "features: cuda",
-        None => "features: none, --features cuda brings NVIDIA GPUs",
+        None => "features: none; `--features cuda` adds NVIDIA GPUs",
     };
     // target/[triple/]PROFILE/build/PACKAGE/out: `PROFILE` itself only says whether it inherits from release.
     let out = variable("OUT_DIR");

@@ -4,8 +4,8 @@
 //! another one makes room (see [`standing`](crate::standing)), and the log says so once a minute; tonic would
 //! end the server over it. What waits meanwhile, waits in the kernel. A connection on which no call is made
 //! in time that may be made is ended. Where connections may come through TLS, each has a task that agrees on
-//! it, so that nobody waits for a caller that says nothing. A connection on which reads are refused is read a
-//! little at a time (see [`pace`](crate::pace)).
+//! it, so that nobody waits for a caller that says nothing. Those that may only look are read in turns (see
+//! [`pace`](crate::pace)).
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -19,13 +19,13 @@ use std::{
 };
 
 use coxswain_identity::{Door, Stream as Wire};
-use coxswain_proto::limits::{ACCEPT_PAUSE, NO_ROOM_PAUSE, REFUSED_PIECE};
+use coxswain_proto::limits::{ACCEPT_PAUSE, NO_ROOM_PAUSE, READ_PIECE};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::JoinSet,
-    time::{Instant, Sleep},
+    time::Instant,
 };
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
@@ -33,7 +33,7 @@ use tonic::transport::server::Connected;
 use crate::{
     clock,
     options::ConnectionBounds,
-    pace::Peer,
+    pace::{Pause, Peer, ReaderQueue},
     standing::{Attendance, Standings},
 };
 
@@ -47,7 +47,7 @@ pub struct Connections {
 impl Connections {
     /// Those that call at `listener` and come through `door`: so many at once, and so long until the first
     /// call.
-    pub fn of(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
+    pub fn new(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
         let listener = Arc::new(listener);
         let accept = move || {
             let listener = listener.clone();
@@ -63,7 +63,13 @@ impl Connections {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
         let ConnectionBounds { most, first_call, .. } = bounds;
-        let entrance = Entrance { door, connections: sender, first_call, refused: Arc::default() };
+        let entrance = Entrance {
+            door,
+            connections: sender,
+            first_call,
+            queue: ReaderQueue::default(),
+            refused: Arc::default(),
+        };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
         Self { accepted, _accepting: accepting }
     }
@@ -123,6 +129,7 @@ struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
     first_call: Duration,
+    queue: ReaderQueue,
     refused: Arc<AtomicU64>,
 }
 
@@ -139,7 +146,8 @@ impl Entrance {
                 let peer = Arc::new(Peer::new(caller, attendance));
                 let (ours, patience) = (peer.clone(), self.first_call);
                 let ended: EndFuture = Box::pin(async move { ours.attendance.ended(patience).await });
-                let connection = Connection { stream, _place: place, peer, ended: Some(ended), pause: None };
+                let (queue, ended) = (self.queue, Some(ended));
+                let connection = Connection { stream, _place: place, peer, ended, queue, pause: None };
                 self.connections.send(connection).await.is_ok()
             }
             // A probe that only looks whether the port is open.
@@ -185,8 +193,8 @@ pub struct Connection {
     peer: Arc<Peer>,
     /// When it has to end; none once it has.
     ended: Option<EndFuture>,
-    /// Until which it is not read.
-    pause: Option<Pin<Box<Sleep>>>,
+    queue: ReaderQueue,
+    pause: Option<Pause>,
 }
 
 type EndFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -209,18 +217,17 @@ impl Connection {
         }
     }
 
-    /// Reads a piece, and then nothing for a while.
+    /// Reads a piece, and then nothing until it is its turn again.
     fn poll_read_piece(
         &mut self,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let (bytes, pause) = REFUSED_PIECE;
-        let mut piece = [0; REFUSED_PIECE.0];
-        let mut piece = ReadBuf::new(&mut piece[..bytes.min(buffer.remaining())]);
+        let mut piece = [0; READ_PIECE.0];
+        let mut piece = ReadBuf::new(&mut piece[..READ_PIECE.0.min(buffer.remaining())]);
         ready!(Pin::new(&mut self.stream).poll_read(context, &mut piece))?;
         buffer.put_slice(piece.filled());
-        self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+        self.pause = self.peer.pause_after(piece.filled().len(), &self.queue);
         Poll::Ready(Ok(()))
     }
 }
@@ -236,9 +243,9 @@ impl AsyncRead for Connection {
             ready!(pause.as_mut().poll(context));
             self.pause = None;
         }
-        match self.peer.was_refused(clock::monotonic()) {
-            true => self.poll_read_piece(context, buffer),
-            false => Pin::new(&mut self.stream).poll_read(context, buffer),
+        match self.peer.is_trusted(clock::monotonic()) {
+            true => Pin::new(&mut self.stream).poll_read(context, buffer),
+            false => self.poll_read_piece(context, buffer),
         }
     }
 }
@@ -279,10 +286,12 @@ impl AsyncWrite for Connection {
 mod tests {
     use std::sync::{Mutex, atomic::AtomicUsize};
 
+    use coxswain_proto::limits::{GREETING, REFUSED_PAUSE};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio_stream::StreamExt;
 
     use super::*;
+    use crate::standing::Standing;
 
     /// Two connections, or errors, that are there at once, and how many have been accepted.
     async fn ready(
@@ -318,17 +327,31 @@ mod tests {
     async fn a_connection_on_which_a_read_was_refused_is_read_a_piece_at_a_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut connections = Connections::of(listener, Door::default(), ConnectionBounds::default());
+        let mut connections = Connections::new(listener, Door::default(), ConnectionBounds::default());
         let mut caller = TcpStream::connect(address).await.unwrap();
         let mut connection = connections.next().await.unwrap().unwrap();
-        let (piece, pause) = REFUSED_PIECE;
-        caller.write_all(&[0; 4 * REFUSED_PIECE.0]).await.unwrap();
+        let piece = READ_PIECE.0;
+        caller.write_all(&vec![0; 3 * piece + GREETING]).await.unwrap();
         connection.peer.refuse(clock::monotonic());
-        let mut bytes = [0; 2 * REFUSED_PIECE.0];
+        let mut bytes = vec![0; 2 * piece + GREETING];
         assert_eq!(connection.read(&mut bytes).await.unwrap(), piece);
         let since = clock::monotonic();
         assert_eq!(connection.read(&mut bytes).await.unwrap(), piece);
-        assert!(since.elapsed() >= pause / 2, "{:?}", since.elapsed());
+        assert!(since.elapsed() >= REFUSED_PAUSE / 2, "{:?}", since.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_may_do_more_than_look_is_read_as_it_comes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut connections = Connections::new(listener, Door::default(), ConnectionBounds::default());
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        let mut connection = connections.next().await.unwrap().unwrap();
+        caller.write_all(&[0; 2 * GREETING]).await.unwrap();
+        let mut bytes = [0; 2 * GREETING];
+        assert_eq!(connection.read(&mut bytes).await.unwrap(), READ_PIECE.0, "it has shown nothing yet");
+        connection.peer.attendance.rise(Standing::Member);
+        assert_eq!(connection.read(&mut bytes).await.unwrap(), 2 * GREETING - READ_PIECE.0);
     }
 
     #[test]

@@ -135,7 +135,9 @@ impl Driver {
                 Err(JournalError::Stopped { .. }) => return Ok(Outcome::ShutDown { steps }),
                 done => done?,
             }
-            self.looks.answer(clock::monotonic(), &mut self.machine, self.clock.now());
+            let began = clock::monotonic();
+            self.looks.answer(began, &mut self.machine, self.clock.now());
+            self.looks.rest(began, began.elapsed());
             if let Some(outcome) = self.machine.outcome() {
                 return Ok(outcome);
             }
@@ -247,7 +249,7 @@ impl Driver {
         if let Some(step) = self.uncopied.take_if(|step| *step <= self.machine.committed())
             && let Err(error) = self.journal.copy_for(step).await
         {
-            tracing::warn!(%error, "the checkpoint of step {step} is not uploaded to the bucket; the next one is tried as usual");
+            tracing::warn!(%error, "the checkpoint of step {step} could not be uploaded to the bucket; the next checkpoint will be uploaded as usual");
         }
         Ok(())
     }

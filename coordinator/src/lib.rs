@@ -136,7 +136,7 @@ pub async fn serve(
     let scalars =
         Scalars::follow(news, Path::new(&options.spec.run.output_dir), options.spec.train.log_every);
     let router = service::router(handle, facts, options.door.tokens(), options.connections).await?;
-    let connections = Connections::of(listener, options.door, options.connections);
+    let connections = Connections::new(listener, options.door, options.connections);
     let outcome = run(connections, driver, router, stop, shutdown).await;
     journal.close().await;
     scalars.finished().await;

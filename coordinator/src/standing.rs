@@ -58,6 +58,8 @@ pub struct Attendance {
     standings: Standings,
     number: u64,
     standing: Mutex<Standing>,
+    /// It has become a member.
+    joined: Notify,
     end: CancellationToken,
 }
 
@@ -68,7 +70,8 @@ impl Standings {
         let (number, end) = (crowd.next, CancellationToken::new());
         crowd.next += 1;
         crowd.strangers.insert(number, end.clone());
-        Attendance { standings: self.clone(), number, standing: Mutex::new(Standing::Stranger), end }
+        let (standing, joined) = (Mutex::new(Standing::Stranger), Notify::new());
+        Attendance { standings: self.clone(), number, standing, joined, end }
     }
 
     /// Tells the one that is to make room to end, and waits until one has gone, for `patience` at most.
@@ -97,10 +100,25 @@ impl Attendance {
         let end = self.leave(&mut crowd);
         if shown == Standing::Reader {
             crowd.readers.extend(end.map(|end| (self.number, end)));
+        } else {
+            self.joined.notify_waiters();
         }
     }
 
-    /// Its end, unless it makes room already.
+    /// Whether it is a member.
+    pub fn is_member(&self) -> bool {
+        self.standing() == Standing::Member
+    }
+
+    /// Waits until it is one.
+    pub async fn joined(&self) {
+        let joined = self.joined.notified();
+        if !self.is_member() {
+            joined.await;
+        }
+    }
+
+    /// End, unless it makes room already.
     fn leave(&self, crowd: &mut Crowd) -> Option<CancellationToken> {
         crowd.strangers.remove(&self.number).or_else(|| crowd.readers.remove(&self.number))
     }

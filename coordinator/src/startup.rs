@@ -58,22 +58,22 @@ pub enum StartError {
         path.display()
     )]
     ForeignCheckpoint {
-        /// Its manifest.
+        /// Manifest.
         path: PathBuf,
-        /// Its digest.
+        /// Digest.
         found: String,
         /// This run's digest.
         own: String,
     },
     /// The run has come further than it is to go.
     #[error(
-        "{length}, and {} has the state after step {}: set at least as many steps, or set train.resume=false to start over",
+        "{length}, but {} already holds step {}: set at least as many steps, or set train.resume=false to start over",
         path.display(), newest.0
     )]
     BeyondItsEnd {
         /// Where its checkpoints are.
         path: PathBuf,
-        /// Its length as configured: the key, and how many.
+        /// Length as configured: the key, and how many.
         length: String,
         /// Of the newest checkpoint.
         newest: Step,
@@ -84,7 +84,7 @@ pub enum StartError {
         path.display()
     )]
     UnknownCheckpoint {
-        /// Its directory.
+        /// Directory.
         path: PathBuf,
         /// Which it is.
         source: ManifestError,
@@ -178,10 +178,10 @@ pub struct Resumption {
 /// there.
 #[derive(Debug)]
 pub struct Opening {
-    /// Its records; none where there are none, and where a living coordinator holds them.
+    /// Records; none where there are none, and where a living coordinator holds them.
     pub records: Option<Chronicle>,
     state: PathBuf,
-    /// Its journal cannot be read, and is to be set aside.
+    /// Journal cannot be read, and is to be set aside.
     damaged: bool,
 }
 

@@ -145,7 +145,7 @@ impl ScalarEvent {
 fn tag(metric: &Metric) -> String {
     match metric.as_stage_time() {
         Some((stage, _)) => format!("seconds/{stage}"),
-        None if metric.of().is_empty() => format!("train/{}", metric.name),
+        None if metric.suffix().is_empty() => format!("train/{}", metric.name),
         None => metric.name.to_string(),
     }
 }

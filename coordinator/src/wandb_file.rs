@@ -33,7 +33,7 @@ pub struct RunLabel<'a> {
     pub project: &'a str,
     /// How it is listed.
     pub name: &'a str,
-    /// Its run file.
+    /// Run file.
     pub config: &'a Value,
     /// 0 if it finished.
     pub exit_code: i32,
@@ -56,7 +56,7 @@ pub fn encode(label: &RunLabel<'_>, log: &ScalarLog) -> Vec<u8> {
     let producer = format!("coxswain {}", coxswain_proto::VERSION);
     let version = VersionInfo { producer, min_consumer: MIN_CONSUMER.to_owned() };
     let config = label.config.as_object().into_iter().flatten();
-    let config = config.map(|(key, value)| ConfigItem::of(key, value.to_string())).collect();
+    let config = config.map(|(key, value)| ConfigItem::new(key, value.to_string())).collect();
     let run = WandbRun {
         run_id: label.id.to_owned(),
         project: label.project.to_owned(),
@@ -72,13 +72,13 @@ pub fn encode(label: &RunLabel<'_>, log: &ScalarLog) -> Vec<u8> {
         newest.extend(values.iter().map(|(tag, value)| (*tag, *value)));
         let own = [("_step", *step as f64), ("_timestamp", *at), ("_runtime", at - begin)];
         let all = values.iter().map(|(tag, value)| (*tag, *value)).chain(own);
-        let items = all.map(|(key, value)| NestedItem::of(key, value)).collect();
+        let items = all.map(|(key, value)| NestedItem::new(key, value)).collect();
         let step = Some(HistoryStep { num: *step as i64 });
         records.push(WandbRecord { history: Some(HistoryRecord { items, step }), ..WandbRecord::default() });
     }
     let last = steps.keys().next_back().map_or(0.0, |step| *step as f64);
     let own = [("_step", last), ("_timestamp", end), ("_runtime", end - begin)];
-    let items = newest.into_iter().chain(own).map(|(key, value)| NestedItem::of(key, value)).collect();
+    let items = newest.into_iter().chain(own).map(|(key, value)| NestedItem::new(key, value)).collect();
     records.push(WandbRecord { summary: Some(SummaryRecord { items }), ..WandbRecord::default() });
     let exit = ExitRecord { exit_code: label.exit_code, runtime: (end - begin) as i32 };
     records.push(WandbRecord { exit: Some(exit), ..WandbRecord::default() });
@@ -229,13 +229,13 @@ struct ExitRecord {
 }
 
 impl ConfigItem {
-    fn of(key: &str, value_json: String) -> Self {
+    fn new(key: &str, value_json: String) -> Self {
         Self { key: key.to_owned(), value_json }
     }
 }
 
 impl NestedItem {
-    fn of(key: &str, value: f64) -> Self {
+    fn new(key: &str, value: f64) -> Self {
         // JSON has no words for these; wandb writes them as texts.
         let value_json = match value {
             v if v.is_nan() => "\"NaN\"".to_owned(),
@@ -291,7 +291,7 @@ mod tests {
         assert!(records.iter().zip(1..).all(|(record, num)| record.num == num));
         let run = records[1].run.clone().expect("the run");
         let items = run.config.expect("its config").items;
-        assert_eq!(items[0], ConfigItem::of("lora", "{\"rank\":8}".into()));
+        assert_eq!(items[0], ConfigItem::new("lora", "{\"rank\":8}".into()));
         assert_eq!(
             (items[1].value_json.len(), run.start_time.map(|at| at.seconds)),
             (100_002, Some(1_000_000_000))
@@ -302,9 +302,9 @@ mod tests {
             third.items[0],
             NestedItem { nested_key: vec!["bad".into()], value_json: "\"NaN\"".into() }
         );
-        assert_eq!(third.items[1], NestedItem::of("train/loss", 3.0));
+        assert_eq!(third.items[1], NestedItem::new("train/loss", 3.0));
         let summary = records[5002].summary.clone().expect("a summary");
-        assert!(summary.items.contains(&NestedItem::of("_runtime", 4999.0)));
+        assert!(summary.items.contains(&NestedItem::new("_runtime", 4999.0)));
         assert_eq!(records[5003].exit, Some(ExitRecord { exit_code: 4, runtime: 4999 }));
     }
 

@@ -1,5 +1,7 @@
 //! One run and dozens of kills: workers, both workers, the coordinator, at moments nobody chose.
 
+use std::path::Path;
+
 use nix::sys::signal::Signal;
 
 use crate::support::{
@@ -55,5 +57,34 @@ fn worker(running: &CoxProcess, rank: u32) -> Option<i32> {
 fn kill(pid: Option<i32>) {
     if let Some(pid) = pid {
         signal(pid, Signal::SIGKILL);
+    }
+}
+
+#[test]
+fn a_checkpoint_that_the_coordinator_has_not_heard_of_is_resumed_from() {
+    let [donor, tiny] = [(), ()].map(|()| Tiny::new(6, 2));
+    donor.assert_undisturbed(donor.start(&[]), "nothing happens");
+    let held = tiny.hold(1, "backward", 3);
+    let mut running = tiny.start(&["--max-restarts=10"]);
+    held.wait(&mut running);
+    // As if both had been killed after publishing it and pruning what was before, and before telling.
+    let [known, unheard] = [2, 4].map(|step| format!("checkpoints/step-{step:08}"));
+    for folder in [unheard.as_str(), "witness"] {
+        copy(&donor.output().join(folder), &tiny.output().join(folder));
+    }
+    std::fs::remove_dir_all(tiny.output().join(&known)).expect("it is complete");
+    [0, 1].into_iter().for_each(|rank| kill(worker(&running, rank)));
+    held.release();
+    let audit = tiny.assert_undisturbed(running, "a checkpoint nobody was told of");
+    let generations = audit["generations"].as_array().expect("a list");
+    let starts: Vec<_> = generations.iter().filter_map(|of| of["first_step"].as_u64()).collect();
+    assert_eq!(starts, [0, 4], "{audit:#}");
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("the run's directory");
+    for file in std::fs::read_dir(from).expect("it is complete") {
+        let file = file.expect("it is complete");
+        std::fs::copy(file.path(), to.join(file.file_name())).expect("there is room");
     }
 }

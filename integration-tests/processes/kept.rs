@@ -182,7 +182,7 @@ fn an_upload_that_is_refused_stops_nothing_and_the_next_checkpoint_is_tried() {
     held.wait(&mut running);
     bucket.proxy.fail_writes(&[Fault::Unavailable, Fault::Cut, Fault::Forbidden]);
     held.release();
-    let line = running.wait_for("the checkpoint of step 2 is not uploaded");
+    let line = running.wait_for("the checkpoint of step 2 could not be uploaded");
     assert!(
         line.contains("AWS_SECRET_ACCESS_KEY") && line.contains("the bucket has no checkpoint yet"),
         "{line}"
@@ -222,7 +222,10 @@ fn what_is_wrong_with_a_bucket_is_reported_before_anything_starts() {
         ["s3://runs/tiny holds another run, quickstart, after step 2", "run.seed", "an address of its own"];
     assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     let message = bucket.refused(&other, &["train.resume=false"]);
-    assert!(message.contains("has this run after step 2") && message.contains("train.resume"), "{message}");
+    assert!(
+        message.contains("already holds this run up to step 2") && message.contains("train.resume"),
+        "{message}"
+    );
     assert!(!other.output().join("checkpoints").exists());
 
     let shorter = Tiny::new(1, 2);

@@ -121,7 +121,7 @@ fn predictions_come_within_ten_percent_and_calibrated_ones_within_five() {
     let calibration = |model: &str, fixed: u64| {
         let of_model = CASES.iter().zip(&records).filter(|(case, _)| case.model == model && case.calibrates);
         let records: Vec<Record> = of_model.map(|(_, record)| record.clone()).collect();
-        Calibration::of(&records, fixed).expect("two records")
+        Calibration::fit(&records, fixed).expect("two records")
     };
     let mut table = String::new();
     let mut worst: [f64; 2] = [0.0; 2];

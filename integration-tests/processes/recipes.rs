@@ -28,6 +28,14 @@ const STATELESS: [&str; 6] = [
     "data.delta_actions=[]",
 ];
 
+/// A head that reads every layer and is told the state in the prompt.
+const LAYERWISE: [&str; 4] = [
+    "expert={preset: qwen_pi, width: 32, heads: 2, ends_width: 16}",
+    "observation.history=[]",
+    "observation.max_text_tokens=null",
+    "data.state=observation.state",
+];
+
 /// A short run of `configs/history.yaml` in `dir`, with one worker killed in the backward pass of step 4 if
 /// `killed`.
 fn trained(dir: &Path, recipe: &[&str], killed: bool) -> PathBuf {
@@ -78,6 +86,11 @@ fn a_policy_that_sees_the_past_survives_a_kill_bit_for_bit_and_serves() {
 #[test]
 fn a_policy_without_state_with_a_columns_window_and_joined_actions_does_too() {
     assert_trains_and_serves(&STATELESS);
+}
+
+#[test]
+fn a_head_that_reads_every_layer_does_too() {
+    assert_trains_and_serves(&LAYERWISE);
 }
 
 #[test]

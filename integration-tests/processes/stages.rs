@@ -263,7 +263,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
             assert!(status.code() == Some(3) && printed.contains(told), "{command}: {printed}");
         };
         refused(&moved, "every node must see the same");
-        refused(&one, "is not there; if it has moved, say where it is now: model.path=DIR");
+        refused(&one, "does not exist; if it has moved, give its new path: model.path=DIR");
     }
     assert!(contents(&run) == before, "a refusal has changed the run's directory");
 

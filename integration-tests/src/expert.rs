@@ -26,17 +26,19 @@ use safetensors::SafeTensors;
 use crate::{fixture, relative_error};
 
 /// All cases.
-pub const CASES: [&str; 4] = ["plain", "repeated-sensor-padded", "adapted", "of-the-field"];
+pub const CASES: [&str; 5] = ["plain", "repeated-sensor-padded", "adapted", "of-the-field", "layerwise"];
 const GRADIENT_TOLERANCE: f64 = 1e-3;
 
 /// A case: its sizes and its tensors, flat.
-struct Case {
-    sizes: HashMap<String, String>,
+pub struct Case {
+    /// As its script has them.
+    pub sizes: HashMap<String, String>,
     tensors: HashMap<String, Vec<f32>>,
 }
 
 impl Case {
-    fn read(name: &str) -> Self {
+    /// That of this name.
+    pub fn read(name: &str) -> Self {
         let bytes = fs::read(fixture("expert").join(format!("{name}.safetensors"))).unwrap();
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter().map(|(name, view)| {
@@ -50,7 +52,8 @@ impl Case {
         self.sizes[name].parse().unwrap()
     }
 
-    fn get(&self, name: &str) -> &[f32] {
+    /// A tensor.
+    pub fn get(&self, name: &str) -> &[f32] {
         self.tensors.get(name).unwrap_or_else(|| panic!("the fixture has no `{name}`"))
     }
 
@@ -69,6 +72,22 @@ impl Case {
             feature_norm: of("feature_norm") > 0,
             future_tokens: of("future_tokens"),
             dropout: 0.0,
+            layerwise: of("layerwise") > 0,
+        }
+    }
+
+    /// A weight: the fixture's, or the wave that its script has in place of random values.
+    pub fn weight(&self, name: &str, shape: &[usize]) -> Vec<f32> {
+        if let Some(given) = self.tensors.get(&format!("param.{name}")) {
+            return given.clone();
+        }
+        let [rows, columns] = if let [rows, columns] = *shape { [rows, columns] } else { [1, shape[0]] };
+        let wave = wave(name, rows, columns).into_iter();
+        match (shape, name.ends_with(".weight")) {
+            ([_, columns], true) => wave.map(|value| value / (*columns as f64).sqrt() as f32).collect(),
+            (_, true) => wave.map(|value| 1.0 + 0.2 * value).collect(),
+            ([_], false) => wave.map(|value| 0.1 * value).collect(),
+            _ => wave.map(|value| 0.3 * value).collect(),
         }
     }
 
@@ -108,6 +127,13 @@ impl Case {
     }
 }
 
+/// Values that a script has in place of random ones.
+pub fn wave(name: &str, rows: usize, columns: usize) -> Vec<f32> {
+    let phase = name.bytes().fold(0, |phase, byte| (31 * phase + u32::from(byte)) % 1009);
+    let value = |at: usize| 0.37 * ((at / columns + 1) * (at % columns + 1)) as f64 + f64::from(phase);
+    (0..rows * columns).map(|at| value(at).sin() as f32).collect()
+}
+
 fn upload<B: Tape>(values: &[f32], columns: usize, device: &B::Device) -> Tensor<B, 2> {
     Tensor::from_data(TensorData::new(values.to_vec(), [values.len() / columns, columns]), device)
 }
@@ -125,7 +151,7 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
     let case = Case::read(name);
     let mut layout = TrainableLayout::default();
     let (sensor, expert) = case.register(&mut layout);
-    let values = layout.whole().flat_map(|p| case.get(&format!("param.{}", p.name)).to_vec()).collect();
+    let values = layout.whole().flat_map(|p| case.weight(&p.name, &p.shape)).collect();
     let trainables = Trainables::<B>::new(layout.clone(), values, device);
     let check = |what: &str, ours: &[f32], tolerance: f64| {
         let error = relative_error(&doubles(ours), &doubles(case.get(what)));
@@ -139,11 +165,14 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
         check("out.sensor", &download(sensor.output()), tolerance);
     }
     let ranges: Vec<_> = case.get("in.valid").chunks(2).map(|r| r[0] as u32..r[1] as u32).collect();
+    // One after another where each block has its own.
+    let (context, seq) = (case.size("context"), case.size("seq"));
+    let hidden = case.get("in.hidden").chunks(ranges.len() * seq * context);
     let conditioning = Conditioning {
         batch: ranges.len(),
-        state_bc: Some(case.tensor("in.state", case.size("state"), device)),
+        state_bc: (case.size("state") > 0).then(|| case.tensor("in.state", case.size("state"), device)),
         sensor: sensor.as_ref().map(|sensor| Input::tracked(sensor.output())),
-        hidden: Input::tracked(case.tensor("in.hidden", case.size("context"), device)),
+        hidden: hidden.map(|values| Input::tracked(upload(values, context, device))).collect(),
         mask: AttentionMask::Keys(ranges.into()),
     };
     let action = case.size("action");
@@ -166,7 +195,8 @@ pub fn hold<B: Tape<Base = B>>(name: &str, mode: Recompute, device: &B::Device, 
 
     let mut grads = FlatGrads::new(layout.len());
     let gradient = ActionExpert::backward(trace, upload(&loss.gradient, action, device), &mut grads);
-    check("grad.in.hidden", &download(gradient.hidden.unwrap()), GRADIENT_TOLERANCE);
+    let of_hidden: Vec<f32> = gradient.hidden.unwrap().into_iter().flat_map(download).collect();
+    check("grad.in.hidden", &of_hidden, GRADIENT_TOLERANCE);
     if let (Some(sensor), Some(dtokens)) = (sensor, gradient.sensor) {
         sensor.backward(dtokens, &mut grads);
     }

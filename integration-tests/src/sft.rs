@@ -65,8 +65,8 @@ fn spec(case: &str, recompute: &str) -> RunSpec {
 }
 
 fn sizes(dir: &Path) -> TowersSizes {
-    let newer = |_| Qwen3VlConfig::read(dir).map(|config| config.sizes());
-    QwenConfig::read(dir).map(|config| config.sizes()).or_else(newer).unwrap()
+    let newer = |_| Qwen3VlConfig::from_dir(dir).map(|config| config.sizes());
+    QwenConfig::from_dir(dir).map(|config| config.sizes()).or_else(newer).unwrap()
 }
 
 /// A case's rows without their padding: labels other than -100 are what is learned.
@@ -114,7 +114,7 @@ pub fn hold<B: Tape<Base = B>>(case: &str, recompute: &str, device: &B::Device) 
     let mut grads = FlatGrads::<B::Flat>::at(&place, layout.len());
     let trainables = Trainables::new(layout.clone(), initial, device);
     let chats = chats(case);
-    let batch = |chats: &[ChatSample]| ChatBatch::of(Step(0), &chats.iter().collect::<Vec<_>>());
+    let batch = |chats: &[ChatSample]| ChatBatch::from_samples(Step(0), &chats.iter().collect::<Vec<_>>());
     let all = batch(&chats);
     let loss = objective.forward_backward(&trainables, &all, &mut grads, &mut StageClock::default()).unwrap();
     let again = objective.loss(&trainables, &all).unwrap();

@@ -18,7 +18,7 @@ use tonic::{
 
 use crate::{
     clock,
-    exit::{Exit, Failed},
+    exit::{CliError, Exit},
 };
 
 /// How long to wait for a connection: coordinators answer from memory.
@@ -56,12 +56,12 @@ pub struct Access {
 
 impl Access {
     /// Access to the coordinator at an [`Address`]. Needs a tokio runtime.
-    pub fn new(address: Address, credentials: &Credentials) -> Result<Self, Failed> {
+    pub fn new(address: Address, credentials: &Credentials) -> Result<Self, CliError> {
         Self::to(&Whereabouts::fixed(address), credentials)
     }
 
     /// Access to a coordinator that may move to another machine.
-    pub fn to(whereabouts: &Whereabouts, credentials: &Credentials) -> Result<Self, Failed> {
+    pub fn to(whereabouts: &Whereabouts, credentials: &Credentials) -> Result<Self, CliError> {
         Self::keeping_alive(whereabouts, credentials, KEEP_ALIVE, KEEP_ALIVE_TIMEOUT)
     }
 
@@ -70,10 +70,10 @@ impl Access {
         credentials: &Credentials,
         interval: Duration,
         timeout: Duration,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, CliError> {
         let address = whereabouts.first().clone();
         let endpoint = Endpoint::from_shared(format!("http://{}", address.host_port())).map_err(|error| {
-            Failed::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
+            CliError::usage(format!("{address} is not HOST:PORT of a coordinator: {error}"))
         })?;
         let endpoint = endpoint
             .connect_timeout(CONNECT_TIMEOUT)
@@ -115,7 +115,7 @@ impl Access {
 
     /// The answer to a question that changes nothing. A coordinator that has too many readers is asked again
     /// when it says so, for a while.
-    pub async fn look<T, C>(&self, call: impl Fn(Control) -> C) -> Result<T, Failed>
+    pub async fn look<T, C>(&self, call: impl Fn(Control) -> C) -> Result<T, CliError>
     where
         C: Future<Output = Result<Response<T>, Status>>,
     {
@@ -142,28 +142,28 @@ impl Access {
     pub async fn answer<T>(
         &self,
         call: impl AsyncFnOnce(Control) -> Result<Response<T>, Status>,
-    ) -> Result<T, Failed> {
+    ) -> Result<T, CliError> {
         let answer = call(self.control()).await;
         answer.map(Response::into_inner).map_err(|status| self.explain(&status))
     }
 
     /// What a refused or failed call means for the user.
-    pub fn explain(&self, status: &Status) -> Failed {
+    pub fn explain(&self, status: &Status) -> CliError {
         let address = self.address();
         if let Some(distrust) = refusal(status) {
-            return Failed::usage(distrust);
+            return CliError::usage(distrust);
         }
         match status.code() {
-            Code::Unauthenticated if self.credentials.tokens().is_none() => Failed::usage(format!(
+            Code::Unauthenticated if self.credentials.tokens().is_none() => CliError::usage(format!(
                 "the coordinator at {address} requires a token: name its run (--run DIR), or set COX_TOKEN or COX_TOKEN_FILE to what its \
                  launcher was given"
             )),
             // Nothing here answers with the last one: it stands for a connection that could not be made.
-            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => Failed::new(
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => CliError::new(
                 Exit::CoordinatorLost,
                 format!("no coordinator answers at {address}: {}", self.advice.unwrap_or(status.message())),
             ),
-            Code::ResourceExhausted if calls::pushback(status).is_some() => Failed::new(
+            Code::ResourceExhausted if calls::pushback(status).is_some() => CliError::new(
                 Exit::CoordinatorLost,
                 format!("the coordinator at {address} has too many readers: {}", status.message()),
             ),
@@ -173,9 +173,9 @@ impl Access {
             | Code::InvalidArgument
             | Code::Unauthenticated
             | Code::PermissionDenied => {
-                Failed::usage(format!("the coordinator at {address} refuses: {}", status.message()))
+                CliError::usage(format!("the coordinator at {address} refuses: {}", status.message()))
             }
-            _ => Failed::new(
+            _ => CliError::new(
                 Exit::Internal,
                 format!("the coordinator at {address} refuses: {}", status.message()),
             ),
@@ -185,7 +185,7 @@ impl Access {
 
 /// A page of the ledger, the largest there is. The coordinator may keep it back: what it reads for others is
 /// rationed.
-pub async fn ledger_page(access: &Access, first_step: u64) -> Result<GetLedgerResponse, Failed> {
+pub async fn ledger_page(access: &Access, first_step: u64) -> Result<GetLedgerResponse, CliError> {
     let request = || unhurried(GetLedgerRequest { first_step, limit: 0 }, limits::READ_TIMEOUT);
     access
         .look(|mut people| {

@@ -12,7 +12,7 @@ use std::{
 
 use coxswain_identity::{CertificateFiles, Credentials, IdentityError, Scope, Token, Tokens};
 
-use crate::{exit::Failed, launch::inputs::Env};
+use crate::{exit::CliError, launch::inputs::Env};
 
 /// A token of the environment.
 pub const TOKEN: &str = "COX_TOKEN";
@@ -22,7 +22,7 @@ pub const TOKEN_FILE: &str = "COX_TOKEN_FILE";
 /// Where a run has its own token, below its output directory.
 const OWN: &str = "logs/token";
 
-impl From<IdentityError> for Failed {
+impl From<IdentityError> for CliError {
     fn from(error: IdentityError) -> Self {
         Self::usage(error)
     }
@@ -40,12 +40,12 @@ pub struct OfLaunch {
 impl OfLaunch {
     /// What the environment gives, else the run's own token, if the run `stays_here`: on this machine's
     /// loopback.
-    pub fn of(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, Failed> {
+    pub fn resolve(output_dir: &Path, env: Env<'_>, stays_here: bool) -> Result<Self, CliError> {
         if let Some(tokens) = check(env, stays_here)? {
             return Ok(Self { credentials: with(Some(tokens), env), own: None });
         }
         let path = output_dir.join(OWN);
-        let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
+        let unusable = |error| CliError::usage(format!("{}: {error}", path.display()));
         let path = std::path::absolute(&path).map_err(unusable)?;
         path.parent().map_or(Ok(()), fs::create_dir_all).map_err(unusable)?;
         let tokens = Tokens::of_own_file(&path)?;
@@ -76,9 +76,9 @@ impl OfLaunch {
 }
 
 /// The tokens that the environment gives; a run that leaves its machine is refused without.
-pub fn check(env: Env<'_>, stays_here: bool) -> Result<Option<Tokens>, Failed> {
+pub fn check(env: Env<'_>, stays_here: bool) -> Result<Option<Tokens>, CliError> {
     match given(env)? {
-        None if !stays_here => Err(Failed::usage(
+        None if !stays_here => Err(CliError::usage(
             "anyone who can reach the coordinator could control it; set COX_TOKEN to the same secret on every machine, for \
              instance COX_TOKEN=$(cox token), or COX_TOKEN_FILE to a file of tokens",
         )),
@@ -87,7 +87,7 @@ pub fn check(env: Env<'_>, stays_here: bool) -> Result<Option<Tokens>, Failed> {
 }
 
 /// What the environment gives.
-pub fn of_env(env: Env<'_>) -> Result<Credentials, Failed> {
+pub fn of_env(env: Env<'_>) -> Result<Credentials, CliError> {
     Ok(with(given(env)?, env))
 }
 
@@ -97,7 +97,7 @@ pub fn has_own(output_dir: &Path) -> bool {
 }
 
 /// The token of the run in `output_dir`, if it has one of its own, else what the environment gives.
-pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, Failed> {
+pub fn of_run(output_dir: &Path, env: Env<'_>) -> Result<Credentials, CliError> {
     let path = output_dir.join(OWN);
     match has_own(output_dir) {
         // Asking with it harms nobody, even where others can read it.
@@ -113,17 +113,19 @@ fn with(tokens: Option<Tokens>, env: Env<'_>) -> Credentials {
     Credentials::new(tokens, certificates)
 }
 
-fn given(env: Env<'_>) -> Result<Option<Tokens>, Failed> {
+fn given(env: Env<'_>) -> Result<Option<Tokens>, CliError> {
     match (env(TOKEN), env(TOKEN_FILE)) {
         (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(Failed::usage(format!("{TOKEN} and {TOKEN_FILE} are both set; keep one"))),
+        (Some(_), Some(_)) => {
+            Err(CliError::usage(format!("{TOKEN} and {TOKEN_FILE} are both set; keep one")))
+        }
         (Some(text), None) => {
             let token = Token::parse(text.trim());
-            Ok(Some(Tokens::one(token.map_err(|error| Failed::usage(format!("{TOKEN}: {error}")))?)))
+            Ok(Some(Tokens::one(token.map_err(|error| CliError::usage(format!("{TOKEN}: {error}")))?)))
         }
         (None, Some(path)) => {
             let tokens = Tokens::of_file(Path::new(&path));
-            Ok(Some(tokens.map_err(|error| Failed::usage(format!("{TOKEN_FILE}: {error}")))?))
+            Ok(Some(tokens.map_err(|error| CliError::usage(format!("{TOKEN_FILE}: {error}")))?))
         }
     }
 }
@@ -136,7 +138,7 @@ mod tests {
 
     const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-    fn message<T>(result: Result<T, Failed>) -> String {
+    fn message<T>(result: Result<T, CliError>) -> String {
         result.err().unwrap().message.unwrap()
     }
 
@@ -144,7 +146,7 @@ mod tests {
     fn a_run_of_one_machine_makes_its_own_token_and_its_commands_find_it() {
         let dir = tempfile::tempdir().unwrap();
         let none = |_: &str| None;
-        let launch = OfLaunch::of(dir.path(), &none, true).unwrap();
+        let launch = OfLaunch::resolve(dir.path(), &none, true).unwrap();
         let path = dir.path().join("logs/token");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(launch.variables(), [("COX_TOKEN_FILE", path.display().to_string())]);
@@ -153,7 +155,7 @@ mod tests {
         let ours = shown(&launch.credentials);
         assert!(shown(&of_run(dir.path(), &none).unwrap()).is(ours.secret()));
         // The second launcher of the same run.
-        let second = OfLaunch::of(dir.path(), &none, true).unwrap();
+        let second = OfLaunch::resolve(dir.path(), &none, true).unwrap();
         assert!(shown(&second.credentials).is(ours.secret()));
         assert!(!format!("{launch:?}").contains(&ours.secret()[8..]));
         // As on a file system that keeps no permissions.
@@ -163,11 +165,11 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         second.tidy(dir.path(), &none);
         let told = |name: &str| (name == TOKEN_FILE).then(|| path.display().to_string());
-        OfLaunch::of(dir.path(), &told, true).unwrap().tidy(dir.path(), &told);
+        OfLaunch::resolve(dir.path(), &told, true).unwrap().tidy(dir.path(), &told);
         assert!(path.exists());
         // With a token of the user's the run has none of its own.
         let env = |name: &str| (name == TOKEN).then(|| SECRET.to_owned());
-        let given = OfLaunch::of(dir.path(), &env, true).unwrap();
+        let given = OfLaunch::resolve(dir.path(), &env, true).unwrap();
         given.tidy(dir.path(), &env);
         assert!(given.variables().is_empty() && !path.exists());
         assert!(shown(&of_run(dir.path(), &env).unwrap()).is(SECRET));
@@ -176,7 +178,7 @@ mod tests {
     #[test]
     fn off_loopback_a_token_is_asked_for() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(message(OfLaunch::of(dir.path(), &|_| None, false)).contains("COX_TOKEN=$(cox token)"));
+        assert!(message(OfLaunch::resolve(dir.path(), &|_| None, false)).contains("COX_TOKEN=$(cox token)"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use tonic::Code;
 use crate::{
     control::{Access, prompt},
     credentials,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::inputs::process_env,
 };
 
@@ -83,7 +83,7 @@ impl Target {
     }
 
     /// Finds the coordinator: `--endpoint`, `--run`, `COX_COORDINATOR`, the newest run below `runs/`.
-    pub async fn access(&self) -> Result<Access, Failed> {
+    pub async fn access(&self) -> Result<Access, CliError> {
         let address = match (&self.endpoint, self.run_dir()) {
             (Some(address), _) => address.clone(),
             (None, Some(run)) => return of_run(run).await,
@@ -92,12 +92,18 @@ impl Target {
                 None => return of_run(&newest(Path::new(RUNS))?).await,
             },
         };
-        Access::new(Address::parse(&address), &credentials::of_env(&process_env)?)
+        let found = Address::parse(&address);
+        if found.port().is_none() && !address.contains("://") {
+            return Err(CliError::usage(format!(
+                "{address}: no coordinator's address; expected HOST:PORT, such as 127.0.0.1:29400"
+            )));
+        }
+        Access::new(found, &credentials::of_env(&process_env)?)
     }
 }
 
 /// The coordinator of the run in `output_dir`, which answers.
-pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
+pub async fn of_run(output_dir: &Path) -> Result<Access, CliError> {
     let (address, is_ours) = read(output_dir)?;
     let is_trusted = is_ours || credentials::has_own(output_dir);
     let address = if is_trusted { address } else { address.encrypted() };
@@ -119,7 +125,7 @@ pub async fn of_run(output_dir: &Path) -> Result<Access, Failed> {
         Err(status) if abandoned && status.code() == Code::Unauthenticated => "another run".to_owned(),
         Err(status) => return Err(access.explain(&status)),
     };
-    Err(Failed::new(
+    Err(CliError::new(
         Exit::CoordinatorLost,
         format!(
             "{}: no launcher is running this run; its address {} now belongs to {other}",
@@ -170,7 +176,7 @@ pub struct PublishedEndpoint {
 impl PublishedEndpoint {
     /// Writes the file anew, though a launcher whose machine is gone may hold the old one: a server of files
     /// keeps its lock for a while.
-    pub fn instead(output_dir: &Path, address: &str) -> Result<Self, Failed> {
+    pub fn instead(output_dir: &Path, address: &str) -> Result<Self, CliError> {
         // If it cannot be removed, it cannot be locked either, and that is reported.
         let _ = fs::remove_file(file(output_dir));
         Self::write(output_dir, address)
@@ -178,9 +184,9 @@ impl PublishedEndpoint {
 
     /// Writes the file, unless another living launcher holds it: two launchers of one run would write the
     /// same checkpoints.
-    pub fn write(output_dir: &Path, address: &str) -> Result<Self, Failed> {
+    pub fn write(output_dir: &Path, address: &str) -> Result<Self, CliError> {
         let path = file(output_dir);
-        let unusable = |error| Failed::usage(format!("{}: {error}", path.display()));
+        let unusable = |error| CliError::usage(format!("{}: {error}", path.display()));
         fs::create_dir_all(output_dir.join(DIR)).map_err(unusable)?;
         let mut file = in_place::open(&path).map_err(unusable)?;
         for left in (0..TRIES).rev() {
@@ -211,9 +217,9 @@ fn locked(lock: impl Fn() -> Result<(), fs::TryLockError>) -> bool {
     })
 }
 
-fn held(output_dir: &Path) -> Failed {
+fn held(output_dir: &Path) -> CliError {
     let holder = written(|| bounded::read_text(&file(output_dir), MAX_BYTES)).unwrap_or_default();
-    Failed::usage(format!(
+    CliError::usage(format!(
         "{}: another launcher is running this run (coordinator at {}); stop it or choose another run.output_dir",
         output_dir.display(),
         holder.trim(),
@@ -268,18 +274,22 @@ fn written(look: impl Fn() -> io::Result<String>) -> io::Result<String> {
 }
 
 /// What the file of a run says, and whether this user, or root, has written it.
-fn read(run: &Path) -> Result<(Address, bool), Failed> {
+fn read(run: &Path) -> Result<(Address, bool), CliError> {
     let path = file(run);
     let not_running = |why: &str| {
         let launched = [run.to_owned(), run.join(DIR)].iter().any(|dir| dir.join(SPEC_FILE).exists());
         let resumes = || format!("; `cox run {}` resumes it", human::word(run.display()));
         let (run, remedy) = (run.display(), if launched { resumes() } else { String::new() });
         let problem = format!("{run}: no launcher is running this run ({why} {}){remedy}", path.display());
-        Failed::new(Exit::CoordinatorLost, problem)
+        CliError::new(Exit::CoordinatorLost, problem)
     };
     let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound if !run.exists() => CliError::new(
+            Exit::CoordinatorLost,
+            format!("{}: there is no such directory; `cox runs` lists those in {RUNS}/", run.display()),
+        ),
         io::ErrorKind::NotFound => not_running("missing:"),
-        _ => Failed::usage(format!("{}: {error}", path.display())),
+        _ => CliError::usage(format!("{}: {error}", path.display())),
     };
     let text = written(|| bounded::read_text(&path, MAX_BYTES)).map_err(unreadable)?;
     if text.trim().is_empty() {
@@ -294,14 +304,14 @@ fn is_ours(path: &Path) -> bool {
 }
 
 /// The newest of this user's runs, or else of all.
-fn newest(runs: &Path) -> Result<PathBuf, Failed> {
+fn newest(runs: &Path) -> Result<PathBuf, CliError> {
     let mut found = active(runs)?;
     found.sort_by_key(|run| is_ours(&file(run)));
     Ok(found.pop().unwrap_or_default())
 }
 
 /// The runs below `runs` that launchers hold, the newest last; at least one.
-pub fn active(runs: &Path) -> Result<Vec<PathBuf>, Failed> {
+pub fn active(runs: &Path) -> Result<Vec<PathBuf>, CliError> {
     let started = |run: &PathBuf| fs::metadata(file(run)).and_then(|file| file.modified()).ok();
     let entries = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
     // A launcher that was killed leaves its file, without its lock.
@@ -309,7 +319,7 @@ pub fn active(runs: &Path) -> Result<Vec<PathBuf>, Failed> {
     let mut found: Vec<_> = held.filter_map(|run| Some((started(&run)?, run))).collect();
     found.sort();
     if found.is_empty() {
-        return Err(Failed::new(
+        return Err(CliError::new(
             Exit::CoordinatorLost,
             format!(
                 "no run is active below {}/; name one with --run DIR or --endpoint HOST:PORT",

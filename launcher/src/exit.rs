@@ -107,14 +107,14 @@ impl Exit {
 
 /// A command that did not succeed: what to say, and how to end.
 #[derive(Debug)]
-pub struct Failed {
+pub struct CliError {
     /// The exit code's meaning.
     pub exit: Exit,
     /// What to print, if it has not been printed yet.
     pub message: Option<String>,
 }
 
-impl Failed {
+impl CliError {
     /// Ends with `exit` after printing `message`.
     pub fn new(exit: Exit, message: impl fmt::Display) -> Self {
         Self { exit, message: Some(message.to_string()) }
@@ -141,13 +141,13 @@ impl Failed {
     }
 }
 
-impl From<coxswain_proto::config::ConfigError> for Failed {
+impl From<coxswain_proto::config::ConfigError> for CliError {
     fn from(error: coxswain_proto::config::ConfigError) -> Self {
         Self::usage(error)
     }
 }
 
-impl From<TrainError> for Failed {
+impl From<TrainError> for CliError {
     fn from(error: TrainError) -> Self {
         let is_damage = matches!(&error, TrainError::Checkpoint(error) if error.is_damage());
         Self::new(if is_damage { Exit::BadInput } else { Exit::of_failure(error.kind()) }, error)
@@ -155,7 +155,7 @@ impl From<TrainError> for Failed {
 }
 
 /// What every subcommand returns.
-pub type Outcome = Result<(), Failed>;
+pub type Outcome = Result<(), CliError>;
 
 #[cfg(test)]
 mod tests {

@@ -38,6 +38,7 @@ pub use tasks::standard;
 pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
     open_files::raise_limit();
     orphans::wait_for_them();
+    supervise::child::survive_file_limits();
     threads::explain_panics();
     tasks::install(tasks);
     coxswain_remote::install();
@@ -60,6 +61,6 @@ pub fn run(tasks: coxswain_worker::device::Tasks) -> ExitCode {
 fn working_directory() -> exit::Outcome {
     std::env::current_dir().map(drop).map_err(|error| {
         let advice = "change to an existing directory (`cd`), and start again";
-        exit::Failed::usage(format!("the working directory cannot be found: {error}; {advice}"))
+        exit::CliError::usage(format!("the working directory cannot be found: {error}; {advice}"))
     })
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use coxswain_proto::{config, run_spec::DeviceChoice};
 use coxswain_worker::device::{self, Accelerator, Device, Tasks};
 
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 static INSTALLED: OnceLock<(Tasks, config::Tasks)> = OnceLock::new();
 
@@ -42,7 +42,7 @@ pub fn tasks() -> Tasks {
     installed().0
 }
 
-/// Their keys in run files.
+/// Keys in run files.
 pub fn schemas() -> config::Tasks {
     installed().1
 }
@@ -55,9 +55,9 @@ fn installed() -> (Tasks, config::Tasks) {
 }
 
 /// The device that is meant here by this choice.
-pub fn chosen_device(wanted: DeviceChoice) -> Result<Device, Failed> {
+pub fn chosen_device(wanted: DeviceChoice) -> Result<Device, CliError> {
     let chosen = device::choose(wanted, 0, accelerator());
-    chosen.map_err(|missing| Failed::usage(format!("device {wanted}: {missing}")))
+    chosen.map_err(|missing| CliError::usage(format!("device {wanted}: {missing}")))
 }
 
 /// What this build can do with GPUs.

@@ -13,7 +13,7 @@ use nix::{
     sys::resource::{Resource, getrlimit},
 };
 
-use crate::exit::{Exit, Failed, Outcome};
+use crate::exit::{CliError, Exit, Outcome};
 
 /// Has a panic over a thread that cannot be started followed by a line that says what to change.
 #[expect(clippy::disallowed_methods, reason = "the first thing that a program does")]
@@ -40,7 +40,7 @@ pub fn require(count: usize) -> Outcome {
     });
     started.map_err(|error| {
         let limits = limits(Path::new("/"));
-        Failed::new(Exit::Internal, format!("no more threads can be started here ({error}): {limits}"))
+        CliError::new(Exit::Internal, format!("no more threads can be started here ({error}): {limits}"))
     })
 }
 

@@ -141,7 +141,7 @@ impl TryFrom<&v1::RunSpecDocument> for RunSpec {
 }
 
 fn identity(spec: &RunSpec) -> Identity {
-    Identity::of(&spec.document(), spec.marks())
+    Identity::from_document(&spec.document(), spec.marks())
 }
 
 #[cfg(test)]

@@ -65,9 +65,9 @@ pub const ENGINE: &Classes = &[
     ("train.log_every", Outside("how often, not what")),
     ("train.max_skipped", Outside("when it gives up, not what it learns")),
     ("train.max_left_out", Outside("when it gives up, not what it learns")),
-    ("train.spike", Outside("a run may go on without steps that harm it; the ledger says which")),
-    ("train.spike_factor", Outside("a run may go on without steps that harm it; the ledger says which")),
-    ("train.skip_steps", Outside("a run may go on without steps that harm it; the ledger says which")),
+    ("train.spike", Outside("which bad steps are left out; the ledger lists them")),
+    ("train.spike_factor", Outside("which bad steps are left out; the ledger lists them")),
+    ("train.skip_steps", Outside("which bad steps are left out; the ledger lists them")),
     ("train.resume", Outside("where it begins, not what it learns")),
     ("train.init_from", Outside("a path; `train.init_digest` says what is there")),
     ("train.init_digest", Learned),
@@ -159,7 +159,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    pub(crate) fn of(classes: &Classes) -> Self {
+    pub(crate) fn from_classes(classes: &Classes) -> Self {
         let mut marks = Self::default();
         for (key, class) in classes {
             let key = (*key).to_owned();
@@ -180,7 +180,7 @@ impl Marks {
     /// What specifications meant that were written before they carried marks: their task was always
     /// `vla_flow`.
     pub(crate) fn before_marks_travelled() -> Self {
-        Self::of(&[
+        Self::from_classes(&[
             ("model.activations_dtype", LearnedSince("\"float32\"")),
             ("lora.rank_pattern", Class::LearnedInOrder),
             ("lora.alpha_pattern", Class::LearnedInOrder),
@@ -209,8 +209,8 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// Of a whole document, whose task's keys have these marks.
-    pub(crate) fn of(document: &Map<String, Value>, task: &Marks) -> Self {
-        let mut identity = Self { keys: BTreeMap::new(), marks: Marks::of(ENGINE).and(task) };
+    pub(crate) fn from_document(document: &Map<String, Value>, task: &Marks) -> Self {
+        let mut identity = Self { keys: BTreeMap::new(), marks: Marks::from_classes(ENGINE).and(task) };
         identity.take("", document);
         identity
     }

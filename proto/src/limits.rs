@@ -66,16 +66,23 @@ pub const MAX_READS_OF_CONNECTION: usize = 8;
 /// A read may take so long: the rest of its request to come, fresh reports of memory, and its answer to be
 /// taken.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is read for a caller may take one part in so many of a processor's time.
-pub const READ_SHARE: u32 = 10;
+/// What is read for a caller, out of the journal, and of the core may each take one part in so many of a
+/// processor's time: of the two that a small machine has, all of it is less than a tenth.
+pub const READ_SHARE: u32 = 20;
 /// Of which a caller that has not read for a while may use so much at once.
-pub const READ_CREDIT: Duration = Duration::from_secs(1);
+pub const READ_CREDIT: Duration = Duration::from_millis(250);
 /// After which a reader that was refused is told to come again.
 pub const READ_PAUSE: Duration = Duration::from_secs(1);
-/// A connection on which a read was refused within this time is read a little at a time.
+/// What a connection may say at once: HTTP/2's settings and a first call. Until a call on it was let in that
+/// does more than look, the rest comes in pieces, and all such connections take turns.
+pub const GREETING: usize = 512;
+/// Such a piece, and the time of its turn. Calls have 16 bytes at least, and cost some 50 us to refuse: all
+/// of them together take a thirtieth of a core. Answers of 10 MiB a second are still acknowledged.
+pub const READ_PIECE: (usize, Duration) = (256, Duration::from_millis(25));
+/// A connection on which a read was refused within this time is read more slowly yet.
 pub const REFUSAL_REMEMBERED: Duration = Duration::from_secs(5);
-/// Pieces in which it is read: a call or a few, and the time between two of them.
-pub const REFUSED_PIECE: (usize, Duration) = (256, Duration::from_millis(500));
+/// The time between two of its pieces, besides.
+pub const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// Between two lines of the log about connections or calls for which there was no room.
 pub const NO_ROOM_PAUSE: Duration = Duration::from_secs(60);
 /// Between two tries to accept a connection where the machine has no room for one (file descriptors, memory).

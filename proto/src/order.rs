@@ -50,7 +50,7 @@ pub struct SetShare {
     pub name: String,
     /// Keys its own permutations, as [`Order::new`] does for a set alone.
     pub order_key: u64,
-    /// Its training samples.
+    /// Training samples.
     pub samples: u64,
     /// So many of them are in an epoch.
     pub taken: u64,
@@ -59,7 +59,7 @@ pub struct SetShare {
 /// A row of the data set that cannot be used, and the samples that need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DamagedRow {
-    /// Its place in the data set, as a sample's index.
+    /// Place in the data set, as a sample's index.
     pub row: u64,
     /// The first sample that needs it, as a number among the training samples.
     pub begin: u64,
@@ -266,7 +266,7 @@ impl LeftOut {
     }
 
     /// Positions of a step that are left out, in order.
-    pub fn of(&mut self, batch: &Batch) -> Vec<Range<u64>> {
+    pub fn in_batch(&mut self, batch: &Batch) -> Vec<Range<u64>> {
         if self.rows.is_empty() {
             return Vec::new();
         }

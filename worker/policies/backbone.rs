@@ -59,8 +59,8 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
             dir.display()
         ))),
         None => Err(refuse(format!(
-            "{repository:?}, whose {} is not below {}; {command} downloads it, or \
-             set `model.backbone` to a directory that has it",
+            "{repository:?}: there is no {} of it below {}; {command} downloads it, or \
+             set `model.backbone` to its directory",
             NEEDED[0],
             cache.display()
         ))),

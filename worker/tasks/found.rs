@@ -45,7 +45,8 @@ fn listed(place: &Path) -> Vec<PathBuf> {
     paths
 }
 
-fn hidden(path: &Path) -> bool {
+/// Whether it is hidden, as what macOS leaves beside each file it copies (`._a.png`).
+pub fn hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
 

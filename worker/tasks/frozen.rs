@@ -33,7 +33,7 @@ pub struct FrozenTensors {
 impl FrozenTensors {
     /// These tensors of the checkpoint in `dir`, whose names follow `rules`; an error if it can no longer be
     /// opened. `about` is whatever else features depend on.
-    pub fn open(
+    pub fn from_checkpoint(
         dir: &Path,
         rules: Rules,
         names: impl Iterator<Item = String>,

@@ -17,7 +17,7 @@ pub struct Holdout {
 impl Holdout {
     /// Of so many samples, `data.holdout_every` of the run file; refused if none is left. `one` is what a
     /// sample is called, and `remedy` how to bring some.
-    pub fn of(path: &Path, one: &str, remedy: &str, count: u64, every: u64) -> Result<Self, DataError> {
+    pub fn new(path: &Path, one: &str, remedy: &str, count: u64, every: u64) -> Result<Self, DataError> {
         let training = Arc::new(training(count, every));
         if training.is_empty() {
             let found = format!("{count} {one}s, of which none is left to train on");
@@ -65,6 +65,11 @@ impl Holdout {
     }
 }
 
+/// How many of so many samples train.
+pub fn trained(count: u64, every: u64) -> u64 {
+    training(count, every).len()
+}
+
 fn training(count: u64, every: u64) -> TrainingSamples {
     let block = if every > 0 { every } else { count.max(1) };
     TrainingSamples::new((0..count).step_by(block as usize).map(|first| {
@@ -80,7 +85,7 @@ mod tests {
     #[test]
     fn the_last_of_every_so_many_is_held_out_and_one_has_to_be_left() {
         let of =
-            |count, every| Holdout::of(Path::new("a.jsonl"), "chat", "write one chat a line", count, every);
+            |count, every| Holdout::new(Path::new("a.jsonl"), "chat", "write one chat a line", count, every);
         let split = of(8, 3).expect("most train");
         assert_eq!(split.held_out(), [2, 5]);
         let training: Vec<_> = (0..6).map(|number| split.training().get(number)).collect();

@@ -16,7 +16,7 @@ pub struct Savings<'a> {
 
 impl<'a> Savings<'a> {
     /// None yet.
-    pub fn of(subject: &'a dyn Subject, ask: Ask) -> Self {
+    pub fn new(subject: &'a dyn Subject, ask: Ask) -> Self {
         Self { subject, ask, now: subject.predict(ask).peak(), found: Vec::new() }
     }
 

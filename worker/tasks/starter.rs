@@ -25,7 +25,7 @@ impl Starter {
         let name = name(job.data);
         let data = job.data.display();
         Self(format!(
-            "# A beginning, made by `cox init` from what is in {data}.\n\
+            "# Written by `cox init` from {data}.\n\
              # Every key there is, with its default: configs/reference.yaml\n\n\
              run:\n  name: {name}\n  output_dir: runs/{name} # on a file system that all ranks see\n\n\
              task:\n  type: {task}\n\n"

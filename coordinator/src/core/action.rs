@@ -56,7 +56,7 @@ pub enum Reply {
     Placed {
         /// The node's place.
         node_rank: u32,
-        /// Its first worker's slot.
+        /// First worker's slot.
         first: Slot,
     },
     /// To `GetRun`: it may have the run.
@@ -157,13 +157,13 @@ pub struct Assignment {
 /// One worker of a membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name in every call.
+    /// Name in every call.
     pub worker: WorkerId,
-    /// Its place.
+    /// Place.
     pub slot: Slot,
     /// Where it accepts its neighbour.
     pub data_address: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
 }
 
@@ -193,7 +193,7 @@ impl Assignment {
         self.members.len() as u32
     }
 
-    /// Their names, in rank order.
+    /// Names, in rank order.
     pub fn workers(&self) -> Vec<WorkerId> {
         self.members.iter().map(|member| member.worker).collect()
     }
@@ -211,30 +211,30 @@ pub enum Record {
         place: u32,
         /// The launcher.
         node_id: String,
-        /// Its machine.
+        /// Machine.
         host: String,
-        /// Its version.
+        /// Version.
         version: String,
     },
     /// A launcher is gone for good.
     NodeGone {
-        /// Its place.
+        /// Place.
         place: u32,
     },
     /// A worker has a slot.
     Worker(WorkerId, Box<WorkerClaim>),
     /// A worker is gone, or was asked for again.
     Lost {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
         /// What its launcher was asked to do, if it was.
         respawn: Option<Respawn>,
     },
     /// A worker left in order.
     Left {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
-        /// Its exit code to come.
+        /// Exit code to come.
         exit_code: i32,
     },
     /// A membership was formed.

@@ -64,11 +64,11 @@ impl HighWaterMark {
 pub struct GenerationEntry {
     /// Counts from 1.
     pub number: u64,
-    /// Its adapter is the one before this step.
+    /// Adapter is the one before this step.
     pub since: Step,
     /// Why it was begun; none in mode `exact`, where there is no other.
     pub why: Option<Cause>,
-    /// Its directory in the store, once it is known.
+    /// Directory in the store, once it is known.
     #[serde(rename = "space")]
     pub namespace: Option<String>,
     /// Samples whose features are stored.
@@ -81,7 +81,7 @@ pub struct GenerationEntry {
     pub damaged: u64,
     /// Samples of one forward pass when missing features are computed.
     pub fill_batch: u32,
-    /// Its adapter cannot be had any more.
+    /// Adapter cannot be had any more.
     pub lost: bool,
     /// Over the committed steps that it served. Not durable.
     #[serde(skip)]
@@ -129,7 +129,7 @@ pub struct CacheChange {
 }
 
 impl DriftEntry {
-    fn of(generation: u64, measured: CacheDrift) -> Self {
+    fn new(generation: u64, measured: CacheDrift) -> Self {
         let CacheDrift { at, drift, probes } = measured;
         Self { generation, at, drift, probes }
     }
@@ -285,7 +285,7 @@ impl CacheBook {
     }
 
     /// Takes a report in; nothing if no such generation was ever begun.
-    pub fn take(&mut self, report: CacheReport) -> Option<CacheChange> {
+    pub fn apply_report(&mut self, report: CacheReport) -> Option<CacheChange> {
         let entry = self.generations.get_mut(&report.generation)?;
         let (complete, lost) = (entry.complete(), entry.lost);
         let mut changed = CacheChange::default();
@@ -303,7 +303,7 @@ impl CacheBook {
         let known = |drift: &DriftEntry| {
             self.drifts.iter().any(|old| (old.generation, old.at) == (drift.generation, drift.at))
         };
-        let measured = report.drift.map(|drift| DriftEntry::of(report.generation, drift));
+        let measured = report.drift.map(|drift| DriftEntry::new(report.generation, drift));
         if let Some(drift) = measured.filter(|drift| !known(drift)) {
             self.drifts.push_back(drift);
             if self.drifts.len() > MAX_LISTED_CACHE {
@@ -354,11 +354,11 @@ mod tests {
         let step = CacheUse { misses: 8, kept: 8, ..CacheUse::default() };
         book.used(1, &step);
         assert_eq!(so_far(&book), Some(0), "nobody has said yet how many samples there are");
-        book.take(report(2));
+        book.apply_report(report(2));
         assert_eq!(so_far(&book), Some(10), "two were found, and a step has written eight");
         book.used(1, &step);
         assert_eq!(so_far(&book), Some(18));
-        book.take(report(20));
+        book.apply_report(report(20));
         assert_eq!(so_far(&book), Some(20), "what rank 0 sees counts");
         book.used(1, &step);
         book.used(1, &step);

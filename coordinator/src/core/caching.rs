@@ -95,10 +95,15 @@ impl FeatureCache {
 
     /// Takes a report in, and decides at once if something depended on it: a coordinator that is restarted
     /// would not hear of it again. `waited` is the step that everybody waits at; true if they can go on.
-    pub fn report(&mut self, report: CacheReport, waited: Option<Step>, out: &mut Vec<Action>) -> bool {
+    pub fn accept_report(
+        &mut self,
+        report: CacheReport,
+        waited: Option<Step>,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let number = report.generation;
         // A generation that was forgotten is not reported.
-        let Some(changed) = self.book.take(report) else { return false };
+        let Some(changed) = self.book.apply_report(report) else { return false };
         let Some(entry) = self.book.entry(number).cloned() else { return false };
         let CacheChange { durable, completed, lost, drift } = changed;
         if durable {

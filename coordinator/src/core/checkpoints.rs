@@ -56,7 +56,7 @@ impl Checkpoints {
     }
 
     /// Takes a report; the entry when it is news for people (complete or failed, once each).
-    pub fn take(&mut self, report: CheckpointReport) -> Option<CheckpointEntry> {
+    pub fn apply_report(&mut self, report: CheckpointReport) -> Option<CheckpointEntry> {
         let CheckpointReport { step, state, path, bytes } = report;
         let entry = CheckpointEntry { step, path, bytes, state };
         match self.entries.get(&step) {
@@ -134,7 +134,7 @@ mod tests {
     fn what_workers_have_removed_is_not_listed() {
         let mut checkpoints = Checkpoints::found([], 2);
         for step in [10, 20, 30] {
-            assert!(checkpoints.take(report(step, CheckpointState::Complete)).is_some());
+            assert!(checkpoints.apply_report(report(step, CheckpointState::Complete)).is_some());
         }
         assert_eq!(steps(&checkpoints), [20, 30]);
         assert_eq!((checkpoints.newest_complete(), checkpoints.has(Step(10))), (Step(30), false));
@@ -143,28 +143,28 @@ mod tests {
     #[test]
     fn a_report_is_news_once_and_failures_are_bounded() {
         let mut checkpoints = Checkpoints::found([], 1);
-        assert!(checkpoints.take(report(5, CheckpointState::Complete)).is_some());
-        assert!(checkpoints.take(report(5, CheckpointState::Complete)).is_none());
-        assert!(checkpoints.take(report(5, CheckpointState::Failed)).is_none(), "it is there");
+        assert!(checkpoints.apply_report(report(5, CheckpointState::Complete)).is_some());
+        assert!(checkpoints.apply_report(report(5, CheckpointState::Complete)).is_none());
+        assert!(checkpoints.apply_report(report(5, CheckpointState::Failed)).is_none(), "it is there");
         for step in 6..6 + 2 * MAX_LISTED_CHECKPOINTS as u64 {
-            assert!(checkpoints.take(report(step, CheckpointState::Failed)).is_some());
+            assert!(checkpoints.apply_report(report(step, CheckpointState::Failed)).is_some());
         }
         assert_eq!(steps(&checkpoints).len(), MAX_LISTED_CHECKPOINTS + 1);
         assert_eq!(checkpoints.newest_complete(), Step(5));
-        assert!(checkpoints.take(report(6 + 64, CheckpointState::Complete)).is_some(), "a later try");
+        assert!(checkpoints.apply_report(report(6 + 64, CheckpointState::Complete)).is_some(), "a later try");
     }
 
     #[test]
     fn checkpoints_that_were_found_damaged_are_forgotten_when_a_generation_starts_before_them() {
         let mut checkpoints = Checkpoints::found([], 3);
         for step in [2, 4, 6] {
-            checkpoints.take(report(step, CheckpointState::Complete));
+            checkpoints.apply_report(report(step, CheckpointState::Complete));
         }
         checkpoints.gone_on_from(Step(6));
         assert_eq!(checkpoints.newest_complete(), Step(6));
         checkpoints.gone_on_from(Step(2));
         assert_eq!((checkpoints.newest_complete(), steps(&checkpoints)), (Step(2), vec![2]));
-        checkpoints.take(report(4, CheckpointState::Complete));
+        checkpoints.apply_report(report(4, CheckpointState::Complete));
         assert_eq!(checkpoints.newest_complete(), Step(4), "written again");
     }
 }

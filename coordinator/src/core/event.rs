@@ -154,16 +154,16 @@ pub enum Ask {
 /// What a node is called by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeName {
-    /// Its place.
+    /// Place.
     Place(u32),
-    /// Its launcher.
+    /// Launcher.
     Launcher(String),
 }
 
 /// Where a caller comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Its version.
+    /// Version.
     pub version: String,
     /// The run it means; empty for whichever is here.
     pub run_id: String,
@@ -176,7 +176,7 @@ pub struct NodeClaim {
     pub origin: Origin,
     /// Stable over retries of one launcher.
     pub node_id: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
     /// Workers it will start.
     pub local_world: u32,
@@ -196,13 +196,13 @@ pub struct WorkerClaim {
     /// The place it claims.
     #[serde(rename = "seat")]
     pub slot: Slot,
-    /// Its place on its node.
+    /// Place on its node.
     pub local_rank: u32,
-    /// Its node.
+    /// Node.
     pub node_rank: u32,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its process.
+    /// Process.
     pub pid: u32,
     /// Where its ring neighbour connects.
     pub data_address: String,
@@ -313,7 +313,7 @@ pub struct Beat {
     pub still: Duration,
     /// How long it has been in this phase.
     pub in_phase: Duration,
-    /// Its trainer waits for us, for as long as it is still.
+    /// Trainer waits for us, for as long as it is still.
     pub waits: bool,
     /// Of phases that it has been through, the longest time between two signs of motion.
     pub paces: Vec<(WorkerPhase, Duration)>,

@@ -143,7 +143,7 @@ impl Incident {
         !self.lost.insert(slot) || first
     }
 
-    /// Its cause, with its victims.
+    /// Cause, with its victims.
     pub fn suffered(&self) -> Option<Arc<Failure>> {
         let cause = Failure::clone(self.cause.as_ref()?);
         Some(Arc::new(Failure { victims: self.victims.clone(), ..cause }))

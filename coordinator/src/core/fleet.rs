@@ -53,7 +53,7 @@ pub struct Fleet {
 
 /// A launcher has opened its line.
 pub struct NodeFollows {
-    /// Its place.
+    /// Place.
     pub place: u32,
     /// It had been given up.
     pub was_gone: bool,

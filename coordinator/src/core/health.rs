@@ -44,7 +44,7 @@ impl Health {
     }
 
     /// What is known of a slot, if it has shown a fault.
-    pub fn of(&self, slot: Slot) -> Option<&SlotHealth> {
+    pub fn of_slot(&self, slot: Slot) -> Option<&SlotHealth> {
         self.slots.get(&slot)
     }
 
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(count(&mut health, ONE), (true, 1));
         assert_eq!(count(&mut health, ONE), (false, 0), "it is known");
         assert!(health.is_cordoned(ONE) && !health.is_cordoned(Slot(0)));
-        assert_eq!(health.of(ONE).map(|health| health.faults), Some(3));
+        assert_eq!(health.of_slot(ONE).map(|health| health.faults), Some(3));
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub enum LeaseCachePhase {
 pub struct CacheKey {
     /// Which, and since when.
     pub generation: CacheGeneration,
-    /// Its directory in the store, once it is known.
+    /// Directory in the store, once it is known.
     pub namespace: Option<String>,
 }
 

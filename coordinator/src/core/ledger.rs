@@ -45,6 +45,8 @@ pub struct StepLedger {
 #[derive(Clone, Debug, Default)]
 struct OpenStep {
     reported: u32,
+    /// As in [`UnreportedStep`].
+    found_by: Option<Generation>,
     witness: Rank,
     totals: Totals,
     times: StepTimes,
@@ -60,7 +62,7 @@ struct OpenStep {
 /// What a rank may report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// Its lease ends before this step.
+    /// Lease ends before this step.
     pub lease_end: Step,
     /// The generation of the feature cache that the lease of the reported step names; 0 for none.
     pub cache_generation: u64,
@@ -69,6 +71,9 @@ pub struct Due {
 /// What is known of a step that no rank could report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UnreportedStep {
+    /// The generation that found it done by a checkpoint. Which one took it nobody knows: not always the last,
+    /// for it may have begun before the checkpoint was known.
+    pub found_by: Option<Generation>,
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,
     /// Why it was left out, if a checkpoint says that it was.
@@ -206,7 +211,13 @@ impl StepLedger {
 
     /// Takes a rank's report of a step that it holds a lease of. A repeated report has no effect; one of
     /// another generation neither.
-    pub fn report(&mut self, rank: Rank, slot: Slot, report: &StepReport, due: Due) -> Result<(), Fault> {
+    pub fn record_report(
+        &mut self,
+        rank: Rank,
+        slot: Slot,
+        report: &StepReport,
+        due: Due,
+    ) -> Result<(), Fault> {
         let owed = self.owed[rank.0 as usize];
         if report.generation != self.generation || report.step < owed {
             return Ok(());
@@ -257,8 +268,8 @@ impl StepLedger {
         }
         let steps = (0..missing).map(|_| {
             let open = self.open.pop_front().unwrap_or_else(|| {
-                let UnreportedStep { cache_generation, skipped } = unseen(self.committed);
-                OpenStep { cache_generation, skipped, ..OpenStep::default() }
+                let UnreportedStep { found_by, cache_generation, skipped } = unseen(self.committed);
+                OpenStep { found_by, cache_generation, skipped, ..OpenStep::default() }
             });
             self.committed_from(open)
         });
@@ -273,14 +284,15 @@ impl StepLedger {
     fn committed_from(&mut self, open: OpenStep) -> Arc<CommittedStep> {
         let step = self.committed;
         let batch = self.plan.batch(step);
-        let left_out = self.left_out.of(&batch);
+        let left_out = self.left_out.in_batch(&batch);
+        let (generation, world) = open.found_by.map_or((self.generation, self.world()), |finder| (finder, 0));
         self.committed = Step(step.0 + 1);
         Arc::new(CommittedStep {
             step,
             total_steps: self.plan.total_steps(),
             consumed: DataConsumption { epoch: batch.epoch, positions: batch.positions, left_out },
-            generation: self.generation,
-            world: self.world(),
+            generation,
+            world,
             totals: open.totals,
             times: open.times.mean_of(open.reported),
             metrics: open.metrics.finish(),
@@ -301,7 +313,7 @@ impl StepLedger {
     fn check_positions(&mut self, rank: Rank, report: &StepReport) -> Result<(), Fault> {
         let batch = self.plan.batch(report.step);
         let due = batch.of_rank(rank, self.world());
-        let expected = plan::without(due.clone(), &self.left_out.of(&batch));
+        let expected = plan::without(due.clone(), &self.left_out.in_batch(&batch));
         if plan::joined(report.positions.iter().cloned()) == expected && report.epoch == batch.epoch {
             return Ok(());
         }

@@ -47,7 +47,7 @@ impl RankMemory {
 
 impl MemoryLedger {
     /// Takes a report: the last one of a (rank, phase) counts, and the last comparison.
-    pub fn take(&mut self, slot: Slot, report: MemoryReport) {
+    pub fn record_report(&mut self, slot: Slot, report: MemoryReport) {
         if let Some(comparison) = report.comparison {
             self.comparisons.insert(slot, comparison);
         }

@@ -195,7 +195,7 @@ impl StillRank {
 
 impl Scene {
     /// What all members do.
-    pub fn of(members: impl Iterator<Item = MemberMotion>, patience: &Patience) -> Self {
+    pub fn from_members(members: impl Iterator<Item = MemberMotion>, patience: &Patience) -> Self {
         let mut scene = Self::default();
         for member in members {
             scene.members += 1;
@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn judged(motion: &Motion, members: &[MemberMotion], who: usize) -> Option<Verdict> {
-        let scene = Scene::of(members.iter().copied(), &patience());
+        let scene = Scene::from_members(members.iter().copied(), &patience());
         motion.judge(&members[who], &scene, &patience()).map(|still| still.verdict)
     }
 

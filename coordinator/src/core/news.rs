@@ -95,7 +95,7 @@ pub enum CacheNews {
 pub struct Recovery {
     /// The new membership.
     pub generation: Generation,
-    /// Its workers.
+    /// Workers.
     pub members: u32,
     /// Workers wanted.
     pub world: u32,
@@ -133,56 +133,56 @@ pub enum MemberChange {
     NodeJoined {
         /// The node.
         node_rank: u32,
-        /// Its machine.
+        /// Machine.
         host: String,
     },
     /// A launcher is gone.
     NodeGone {
         /// The node.
         node_rank: u32,
-        /// Its machine.
+        /// Machine.
         host: String,
     },
     /// A node is to go.
     NodeDrained {
         /// The node.
         node_rank: u32,
-        /// Its machine.
+        /// Machine.
         host: String,
         /// Why.
         reason: String,
     },
     /// A worker is there.
     Registered {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
-        /// Its machine.
+        /// Machine.
         host: String,
-        /// Its process.
+        /// Process.
         pid: u32,
-        /// Its device.
+        /// Device.
         device: String,
     },
     /// A worker's line is closed; it may be gone.
     LineClosed {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
     },
     /// A worker's line is open again.
     LineOpened {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
     },
     /// A spare has a rank from now on.
     StandsIn {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
     },
     /// A worker ended in order.
     Left {
-        /// Its slot.
+        /// Slot.
         slot: Slot,
-        /// Its exit code.
+        /// Exit code.
         exit_code: i32,
         /// Why.
         reason: String,

@@ -29,7 +29,7 @@ pub struct Nodes {
     /// its processes lives.
     new_launch: bool,
     nodes: BTreeMap<u32, Node>,
-    /// Their places, by launcher.
+    /// Places, by launcher.
     places: HashMap<String, u32>,
 }
 
@@ -38,9 +38,9 @@ pub struct Nodes {
 pub struct Node {
     /// Stable over retries of one launcher.
     pub node_id: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its line.
+    /// Line.
     pub line: Line,
     /// It has been missed for too long, and its workers are gone.
     pub gone: bool,

@@ -1,7 +1,8 @@
 //! What a coordinator remembers of its earlier lives: the sum of its records.
 //!
-//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::take`] adds one
-//! record, so that a test or a simulation can restart a machine from what it has recorded, without a disk.
+//! The journal keeps the records' effects in tables; [`Past`] is the same as a value. [`Past::add_record`]
+//! adds one record, so that a test or a simulation can restart a machine from what it has recorded, without
+//! a disk.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,9 +68,9 @@ pub struct Past {
 pub struct PastNode {
     /// Stable over retries of one launcher.
     pub node_id: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its version. Absent from journals of versions that did not look at it here.
+    /// Version. Absent from journals of versions that did not look at it here.
     #[serde(default)]
     pub version: String,
 }
@@ -114,7 +115,7 @@ impl PastGeneration {
         Self { workers: members.len() as u32, members: members.to_vec(), ..Self::default() }
     }
 
-    /// Its members, and those of all before it, do not matter any more.
+    /// Members, and those of all before it, do not matter any more.
     pub fn is_forgotten(&self) -> bool {
         self.started.is_some() && self.members.is_empty()
     }
@@ -122,7 +123,7 @@ impl PastGeneration {
 
 impl Past {
     /// Adds one record.
-    pub fn take(&mut self, record: &Record) {
+    pub fn add_record(&mut self, record: &Record) {
         match record {
             Record::DataSet(dataset) => self.dataset = Some(dataset.clone()),
             Record::Orders(orders) => self.orders = orders.clone(),
@@ -213,7 +214,7 @@ impl Past {
             records.extend(lost);
             records.extend([Record::Spent(SpentBudgets::default()), Record::Orders(Orders::default())]);
         }
-        records.iter().for_each(|record| self.take(record));
+        records.iter().for_each(|record| self.add_record(record));
         records
     }
 

@@ -109,7 +109,7 @@ pub enum LastCall {
 pub struct RunningPhase {
     /// What its workers were told.
     pub assignment: Arc<Assignment>,
-    /// Its workers were asked to leave it at the next boundary.
+    /// Workers were asked to leave it at the next boundary.
     pub regroup: bool,
     /// And to write a checkpoint before, since some of them are to go.
     pub hand_over: bool,

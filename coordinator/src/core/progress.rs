@@ -44,7 +44,7 @@ pub struct Progress {
     seed: u64,
     /// What all ranks agree on, and the rank that saw it first.
     dataset: Option<(DataSet, Witness)>,
-    /// Its steps, once a worker has told the size of the data set.
+    /// Steps, once a worker has told the size of the data set.
     pub plan: Option<Plan>,
     /// Steps below this one are committed.
     pub committed: Step,
@@ -72,7 +72,7 @@ pub struct Progress {
 /// The steps of the newest generation that has started.
 #[derive(Clone, Debug)]
 pub struct Course {
-    /// Its steps.
+    /// Steps.
     pub ledger: StepLedger,
     /// How far its ranks may go.
     pub leases: LeaseWindow,
@@ -228,7 +228,7 @@ impl Progress {
 
     /// Takes in what a worker reports of steps, up to the first report that cannot be true. Ranks that have
     /// become slow by it, or are well again.
-    pub fn report(
+    pub fn accept_reports(
         &mut self,
         id: WorkerId,
         slot: Slot,
@@ -240,9 +240,9 @@ impl Progress {
         for report in reports {
             let cache_generation = self.cache.serving(report.step);
             let due = Due { lease_end: course.leases.end_of(rank), cache_generation };
-            let taken = course.ledger.report(rank, slot, report, due);
+            let taken = course.ledger.record_report(rank, slot, report, due);
             taken.map_err(|fault| Box::new((report.clone(), fault)))?;
-            changes.extend(course.stragglers.report(rank, report));
+            changes.extend(course.stragglers.observe(rank, report));
         }
         Ok(changes)
     }
@@ -261,7 +261,7 @@ impl Progress {
     pub fn commit(&mut self, out: &mut Vec<Action>) -> bool {
         let before = self.committed;
         while let Some(step) = self.course.as_mut().and_then(|course| course.ledger.commit()) {
-            self.take(&step, out);
+            self.commit_step(&step, out);
         }
         self.committed > before
     }
@@ -291,6 +291,7 @@ impl Progress {
         // gone with their reports.
         let saved = source == StateSource::Checkpoint && self.checkpoints.has(first);
         let unseen = |step| UnreportedStep {
+            found_by: saved.then_some(generation),
             cache_generation: self.cache.serving(step),
             skipped: self.checkpoints.skipped(step).cloned(),
         };
@@ -302,7 +303,7 @@ impl Progress {
             None => None,
         };
         let Some(steps) = steps else { return Ok(false) };
-        steps.iter().for_each(|step| self.take(step, out));
+        steps.iter().for_each(|step| self.commit_step(step, out));
         Ok(true)
     }
 
@@ -317,11 +318,11 @@ impl Progress {
         // Nothing is committed blindly: its reports cover every step that is left.
         let steps =
             ledger.settle(Step(plan.total_steps()), false, |_| UnreportedStep::default()).unwrap_or_default();
-        steps.iter().for_each(|step| self.take(step, out));
+        steps.iter().for_each(|step| self.commit_step(step, out));
     }
 
     /// Makes one step part of the run.
-    fn take(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
+    fn commit_step(&mut self, step: &Arc<CommittedStep>, out: &mut Vec<Action>) {
         self.committed = Step(step.step.0 + 1);
         self.proven = true;
         out.push(Action::Record(Record::Step(step.clone())));
@@ -341,9 +342,9 @@ impl Progress {
         }
         // One that was left out has taken two attempts, or none, and has no figures.
         if step.skipped.is_none() {
-            self.pace.take(step);
+            self.pace.add_step(step);
             if let Some(course) = &mut self.course {
-                course.rhythm.take(step);
+                course.rhythm.add_step(step);
             }
             self.last = Some(step.clone());
         }
@@ -420,7 +421,7 @@ impl Progress {
     /// A worker knows something of the feature cache; true if those that waited for it can go on.
     pub fn cache_report(&mut self, report: CacheReport, out: &mut Vec<Action>) -> bool {
         let waited = self.waits_for_drift();
-        self.cache.report(report, waited, out)
+        self.cache.accept_report(report, waited, out)
     }
 
     /// A new generation of the cache is asked for. What was decided, and whether those that waited can

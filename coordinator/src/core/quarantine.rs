@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub struct BadSample {
     /// The epoch in which it was asked for.
     pub epoch: u64,
-    /// Its position there.
+    /// Position there.
     pub position: u64,
     /// What cannot be used.
     pub row: DamagedRow,

@@ -57,7 +57,7 @@ pub enum Reason {
     Formed {
         /// The membership.
         generation: Generation,
-        /// Its workers.
+        /// Workers.
         workers: u32,
         /// Those whose shard has its replica on their own node, though there are others.
         at_home: u32,

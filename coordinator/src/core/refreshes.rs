@@ -33,8 +33,8 @@ struct Refresh {
 
 impl Memory {
     /// A rank has reported.
-    pub fn take(&mut self, slot: Slot, report: MemoryReport) {
-        self.ledger.take(slot, report);
+    pub fn record_report(&mut self, slot: Slot, report: MemoryReport) {
+        self.ledger.record_report(slot, report);
         for refresh in &mut self.refreshes {
             refresh.missing.remove(&slot);
         }

@@ -123,7 +123,7 @@ pub enum Refusal {
     /// The caller was given up, and its place may be another's.
     #[error("rank {slot} was declared lost: this process must exit")]
     Fenced {
-        /// Its place.
+        /// Place.
         slot: Slot,
     },
     /// The caller's slot is not used any more.
@@ -131,7 +131,7 @@ pub enum Refusal {
         "rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is restarted: {newest}"
     )]
     Cordoned {
-        /// Its place.
+        /// Place.
         slot: Slot,
         /// So far.
         faults: u32,
@@ -157,7 +157,7 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not begun, and the length of its epochs is unknown until a worker has opened the \
+        "the run has not started, and the length of its epochs is unknown until a worker has opened the \
          data set; the first version of the features is built without this command"
     )]
     NotPlanned,
@@ -176,7 +176,7 @@ pub enum Refusal {
     /// A node that the run cannot go on without.
     #[error("node {node_rank} cannot leave alone: {why}; stop the run instead, which writes a checkpoint")]
     Needed {
-        /// Its place.
+        /// Place.
         node_rank: u32,
         /// Why not.
         why: String,

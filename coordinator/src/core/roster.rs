@@ -97,7 +97,7 @@ impl Roster {
     pub fn put(&mut self, worker: Worker) {
         self.clear(worker.slot());
         self.slots.insert(worker.id, worker.slot());
-        self.counts.change(Counts::default(), Counts::of(&worker));
+        self.counts.change(Counts::default(), Counts::from_worker(&worker));
         let state = &mut self.states[worker.slot().0 as usize];
         (state.respawn, state.unheard, state.refilled) = (None, None, false);
         state.worker = Some(worker);
@@ -109,7 +109,7 @@ impl Roster {
             && let Some(worker) = state.worker.take()
         {
             self.slots.remove(&worker.id);
-            self.counts.change(Counts::of(&worker), Counts::default());
+            self.counts.change(Counts::from_worker(&worker), Counts::default());
         }
     }
 
@@ -222,7 +222,7 @@ impl Roster {
     /// Whether the counts are right, which is linear in the world.
     pub fn counts_right(&self) -> bool {
         let mut counted = Counts::default();
-        self.workers().for_each(|worker| counted.change(Counts::default(), Counts::of(worker)));
+        self.workers().for_each(|worker| counted.change(Counts::default(), Counts::from_worker(worker)));
         counted == self.counts
     }
 

@@ -84,11 +84,11 @@ pub struct Workers {
 /// A node that was asked to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeavingNode {
-    /// Its place.
+    /// Place.
     pub place: u32,
-    /// Its launcher.
+    /// Launcher.
     pub node_id: String,
-    /// Its machine.
+    /// Machine.
     pub host: String,
     /// Workers that are still there.
     pub workers: u32,
@@ -97,9 +97,9 @@ pub struct LeavingNode {
 /// A slot whose hardware has shown faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HardwareFaults {
-    /// Its place.
+    /// Place.
     pub slot: Slot,
-    /// Its machine.
+    /// Machine.
     pub host: String,
     /// What is known.
     pub health: SlotHealth,
@@ -127,13 +127,13 @@ pub struct CacheStatus {
 /// One slot at one moment: the worker that has it, or is on the way to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
-    /// Its place.
+    /// Place.
     pub slot: Slot,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its node.
+    /// Node.
     pub node_rank: u32,
-    /// Its place on its node.
+    /// Place on its node.
     pub local_rank: u32,
     /// Since it was last heard of; since its process was started, if it never was.
     pub silent: Duration,
@@ -153,13 +153,13 @@ pub enum Occupant {
 /// What is known of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerStatus {
-    /// Its name in every call.
+    /// Name in every call.
     pub worker: WorkerId,
     /// It is lost, or has left, and no process is on the way to its slot: all else is as of then.
     pub gone: bool,
-    /// Its process.
+    /// Process.
     pub pid: u32,
-    /// Its device.
+    /// Device.
     pub device: String,
     /// What it was doing when last heard of.
     pub phase: WorkerPhase,
@@ -171,7 +171,7 @@ pub struct WorkerStatus {
     pub lease_end: Step,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
-    /// Its figures of that step.
+    /// Figures of that step.
     pub metrics: Arc<[Metric]>,
     /// Largest peak it has reported.
     pub memory_peak: Bytes,
@@ -205,7 +205,7 @@ impl Pace {
     const ENOUGH: u32 = 3;
 
     /// Takes a committed step's time.
-    pub fn take(&mut self, step: &CommittedStep) {
+    pub fn add_step(&mut self, step: &CommittedStep) {
         let time = step.times.total;
         self.seen = self.seen.saturating_add(1);
         self.mean = Some(match self.mean {
@@ -236,9 +236,9 @@ pub struct Rhythm {
 
 impl Rhythm {
     /// Takes a committed step's time.
-    pub fn take(&mut self, step: &CommittedStep) {
+    pub fn add_step(&mut self, step: &CommittedStep) {
         let pace = if step.cache_generation > 0 { &mut self.cached } else { &mut self.live };
-        pace.take(step);
+        pace.add_step(step);
     }
 
     /// The time that a step of this kind is expected to take, once some have been seen.

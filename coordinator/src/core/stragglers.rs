@@ -75,7 +75,7 @@ impl fmt::Display for Part {
 pub struct Slowness {
     /// What of its step takes the longest beyond the others'.
     pub part: Part,
-    /// Its own time over the median of the others'.
+    /// Own time over the median of the others'.
     pub factor: f64,
     /// Seconds a step beyond the median of the others.
     pub excess: f64,
@@ -152,7 +152,7 @@ struct Work {
 }
 
 impl Work {
-    fn of(report: &StepReport) -> Self {
+    fn from_report(report: &StepReport) -> Self {
         let times = &report.times;
         let own = times.total.saturating_sub(times.communication);
         let compute = own.saturating_sub(times.data + times.optimizer);
@@ -184,7 +184,7 @@ impl Stragglers {
     }
 
     /// Takes what a rank reports of a step; what that changes. Repeated reports change nothing.
-    pub fn report(&mut self, rank: Rank, report: &StepReport) -> Vec<SlownessChange> {
+    pub fn observe(&mut self, rank: Rank, report: &StepReport) -> Vec<SlownessChange> {
         let world = self.ranks.len();
         if world < 2 || report.generation != self.generation || report.step < self.from {
             return Vec::new();
@@ -196,7 +196,7 @@ impl Stragglers {
             return Vec::new();
         }
         row.reported += 1;
-        *work = Work::of(report);
+        *work = Work::from_report(report);
         if row.reported < world {
             return Vec::new();
         }
@@ -228,10 +228,10 @@ impl Stragglers {
     fn compare(&mut self, row: &[Work]) -> Vec<SlownessChange> {
         const TIMES: [fn(&Work) -> f64; 4] =
             [|work| work.times[0], |work| work.times[1], |work| work.times[2], |work| work.times[3]];
-        let own = OfOthers::of(row, Work::own);
-        let by_sample = OfOthers::of(row, |work| work.own() / work.samples.max(1.0));
-        let by_token = OfOthers::of(row, |work| work.own() / work.tokens.max(1.0));
-        let parts = TIMES.map(|time| OfOthers::of(row, time));
+        let own = OfOthers::from_row(row, Work::own);
+        let by_sample = OfOthers::from_row(row, |work| work.own() / work.samples.max(1.0));
+        let by_token = OfOthers::from_row(row, |work| work.own() / work.tokens.max(1.0));
+        let parts = TIMES.map(|time| OfOthers::from_row(row, time));
         // The oldest step makes room for the newest.
         let full = self.recent.len() == WINDOW;
         let mut newest = if full { self.recent.pop_front() } else { None }.unwrap_or_default();
@@ -295,7 +295,7 @@ struct OfOthers {
 
 impl OfOthers {
     /// Of two ranks at least.
-    fn of(row: &[Work], value: fn(&Work) -> f64) -> Self {
+    fn from_row(row: &[Work], value: fn(&Work) -> f64) -> Self {
         let mut values: Vec<f64> = row.iter().map(value).collect();
         let place = values.len().saturating_sub(2) / 2;
         let (_, middle, rest) = values.select_nth_unstable_by(place, f64::total_cmp);

@@ -20,7 +20,7 @@ use crate::options::Patience;
 /// One worker process.
 #[derive(Clone, Debug)]
 pub struct Worker {
-    /// Its name in every call.
+    /// Name in every call.
     pub id: WorkerId,
     /// What it said of itself.
     pub claim: WorkerClaim,
@@ -28,7 +28,7 @@ pub struct Worker {
     pub doing: WorkerActivity,
     /// Where the time of its last reported step went.
     pub times: StepTimes,
-    /// Its figures of that step.
+    /// Figures of that step.
     pub metrics: Arc<[Metric]>,
     /// Last sign of life.
     pub last_seen: Timestamp,
@@ -36,7 +36,7 @@ pub struct Worker {
     pub pulse: Pulse,
     /// It was named for standing still, and has not moved since.
     pub named: bool,
-    /// Its line.
+    /// Line.
     pub line: Line,
     /// Checkpoints that had been asked for when it came: not its affair.
     pub asked_before: u32,
@@ -106,7 +106,7 @@ impl Worker {
         }
     }
 
-    /// Its place.
+    /// Place.
     pub fn slot(&self) -> Slot {
         self.claim.slot
     }
@@ -168,7 +168,7 @@ pub struct Counts {
 
 impl Counts {
     /// Of one worker.
-    pub fn of(worker: &Worker) -> Self {
+    pub fn from_worker(worker: &Worker) -> Self {
         let present = worker.gone.is_none();
         Self {
             present: u32::from(present),
@@ -195,7 +195,7 @@ pub struct WorkerMut<'a> {
 impl<'a> WorkerMut<'a> {
     /// A worker among all that are counted.
     pub fn new(worker: &'a mut Worker, counts: &'a mut Counts) -> Self {
-        let was = Counts::of(worker);
+        let was = Counts::from_worker(worker);
         Self { worker, counts, was }
     }
 }
@@ -216,6 +216,6 @@ impl DerefMut for WorkerMut<'_> {
 
 impl Drop for WorkerMut<'_> {
     fn drop(&mut self) {
-        self.counts.change(self.was, Counts::of(self.worker));
+        self.counts.change(self.was, Counts::from_worker(self.worker));
     }
 }

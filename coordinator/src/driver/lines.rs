@@ -44,7 +44,7 @@ impl NodePipe {
 
 /// A worker's line.
 pub enum WorkerLine {
-    /// Its own.
+    /// Own.
     Own(mpsc::Sender<Directive>),
     /// On its launcher's stream, where it has this number.
     On(Arc<NodePipe>, u64),

@@ -1,10 +1,10 @@
 //! Those who only look at the run. They wait apart from calls that change it, share a look with all others
-//! that wait, and are looked for at most once in [`LOOK_PAUSE`]: however many there are, what they cost the
-//! driver is bounded. Each sees what was true after it asked.
+//! that wait, and are looked for at most once in [`LOOK_PAUSE`], and the less often the longer a look takes:
+//! however many there are, what they cost the driver is bounded. Each sees what was true after it asked.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use coxswain_proto::limits::{LOOK_PAUSE, MAX_READS, MAX_WATCHERS};
+use coxswain_proto::limits::{LOOK_PAUSE, MAX_READS, MAX_WATCHERS, READ_SHARE};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -24,7 +24,8 @@ pub enum Look {
 pub struct Looks {
     asked: mpsc::Receiver<Look>,
     waiting: Vec<Look>,
-    last: Option<Instant>,
+    /// Not before then.
+    next: Option<Instant>,
 }
 
 impl Looks {
@@ -34,7 +35,7 @@ impl Looks {
     /// Both ends.
     pub fn new() -> (mpsc::Sender<Look>, Self) {
         let (ask, asked) = mpsc::channel(Self::QUEUE);
-        (ask, Self { asked, waiting: Vec::new(), last: None })
+        (ask, Self { asked, waiting: Vec::new(), next: None })
     }
 
     /// Waits for somebody who wants to look; for ever when nobody can any more.
@@ -47,7 +48,7 @@ impl Looks {
 
     /// When to look for those who wait; not at all if nobody does.
     pub fn due(&self, now: Instant) -> Option<Instant> {
-        (!self.waiting.is_empty()).then(|| self.last.map_or(now, |last| last + LOOK_PAUSE))
+        (!self.waiting.is_empty()).then(|| self.next.unwrap_or(now))
     }
 
     /// Answers those who wait, if it is time.
@@ -56,7 +57,7 @@ impl Looks {
         if self.due(now).is_none_or(|due| due > now) {
             return;
         }
-        self.last = Some(now);
+        self.next = Some(now + LOOK_PAUSE);
         let (mut status, mut memory) = (None, None);
         for look in self.waiting.drain(..) {
             // Callers that have gone do not want their answers.
@@ -72,12 +73,15 @@ impl Looks {
             }
         }
     }
+
+    /// A look that began then took so long: of the time until the next one it is a small part.
+    pub fn rest(&mut self, began: Instant, took: Duration) {
+        self.next = self.next.map(|next| next.max(began + took * READ_SHARE));
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{clock, core::tests::config};
 
@@ -98,5 +102,21 @@ mod tests {
         assert_eq!(answer_at(almost, None), Some(LOOK_PAUSE), "it waits");
         assert_eq!(answer_at(LOOK_PAUSE, None), None);
         assert!(second.1.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_longer_a_look_takes_the_later_is_the_next() {
+        let (ask, mut looks) = Looks::new();
+        let (mut machine, began) = (Machine::new(Timestamp::default(), config(1)), clock::monotonic());
+        let mut due_after = |took: Duration| {
+            looks.next = None;
+            ask.try_send(Look::Status(oneshot::channel().0)).expect("there is room");
+            looks.answer(began, &mut machine, Timestamp::default());
+            looks.rest(began, took);
+            looks.next.map(|next| next - began)
+        };
+        assert_eq!(due_after(Duration::from_millis(1)), Some(LOOK_PAUSE));
+        let long = Duration::from_millis(30);
+        assert_eq!(due_after(long), Some(long * READ_SHARE));
     }
 }

@@ -40,7 +40,7 @@ impl<D> DirectiveStream<D> {
         Self { directives, owner, stream, calls }
     }
 
-    /// Its name.
+    /// Name.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
@@ -77,7 +77,7 @@ pub struct NodeStream {
 pub struct OpenLine {
     /// Whose.
     pub worker: WorkerId,
-    /// Its name.
+    /// Name.
     pub stream: StreamId,
     /// Which process.
     pub incarnation: Arc<str>,
@@ -93,7 +93,7 @@ impl NodeStream {
         (Self { told, broken, shared: weak, node_id, stream, lines: HashMap::new(), calls }, shared)
     }
 
-    /// Its name.
+    /// Name.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
@@ -122,7 +122,7 @@ impl NodeStream {
         self.lines.remove(&number);
     }
 
-    /// Its worker has closed it.
+    /// Worker has closed it.
     pub fn close(&mut self, number: u64) {
         if let Some(OpenLine { worker, stream, .. }) = self.lines.remove(&number) {
             hand_in(&self.calls, InboxCall::LineClosed(Owner::Worker(worker), stream));

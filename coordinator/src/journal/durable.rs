@@ -56,7 +56,7 @@ impl Durable {
         let (database, contents) = open_whole(&place)?;
         let copies = spec.run.bucket.is_some();
         let mut journal = Self {
-            store: Store::of(database),
+            store: Store::with_database(database),
             place,
             under_way: life == Life::Restarted,
             copies,
@@ -185,7 +185,7 @@ impl Durable {
 struct Store(Arc<RwLock<Option<Database>>>);
 
 impl Store {
-    fn of(database: Database) -> Self {
+    fn with_database(database: Database) -> Self {
         Self(Arc::new(RwLock::new(Some(database))))
     }
 

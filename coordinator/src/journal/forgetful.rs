@@ -33,7 +33,7 @@ impl Forgetful {
 
 impl Journal for Forgetful {
     fn append(&mut self, records: &[Record]) -> Result<(), JournalError> {
-        self.remembered().take(records);
+        self.remembered().add_records(records);
         Ok(())
     }
 
@@ -43,9 +43,9 @@ impl Journal for Forgetful {
 }
 
 impl RecentRecords {
-    fn take(&mut self, records: &[Record]) {
+    fn add_records(&mut self, records: &[Record]) {
         for record in records {
-            self.past.take(record);
+            self.past.add_record(record);
             match record {
                 Record::Step(step) => self.steps.push_back(LedgerEntry::from(step.as_ref())),
                 Record::Started { first_step, .. } => {

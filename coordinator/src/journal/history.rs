@@ -40,7 +40,7 @@ pub enum Fate {
 pub struct Membership {
     /// Which.
     pub generation: Generation,
-    /// Its workers.
+    /// Workers.
     pub workers: u32,
     /// Where it started, and where its state came from; absent if it never did.
     pub started: Option<(Step, StateSource)>,

@@ -94,7 +94,7 @@ pub fn ranks(ranks: &[u32]) -> String {
 pub fn slow(slow: Option<&Slowness>) -> String {
     match slow {
         Some(slow) => format!("is slow: {slow}"),
-        None => "keeps up with the other ranks again".to_owned(),
+        None => "is no longer slow".to_owned(),
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Log {
 impl Log {
     /// A log of the run `run_id` with a line every `every` steps.
     pub fn new(run_id: &str, every: u64) -> Self {
-        let spans = Spans::of(run_id);
+        let spans = Spans::for_run(run_id);
         Self { every: every.max(1), written: None, recovering: false, trained: false, spans }
     }
 

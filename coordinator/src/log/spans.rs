@@ -21,7 +21,7 @@ pub(super) struct Spans {
 
 impl Spans {
     /// Spans of a run that has not begun.
-    pub fn of(run_id: &str) -> Self {
+    pub fn for_run(run_id: &str) -> Self {
         let run = debug_span!("run", run = %run_id);
         Self { generation: (Generation(0), run.clone()), phase: (None, run.clone()), run }
     }

@@ -272,7 +272,8 @@ fn bad_sample(wire: v1::BadSample) -> FieldResult<BadSample> {
         ));
     }
     if end - begin > MAX_SAMPLES_OF_ROW {
-        let problem = format!("{} samples need it; at most {MAX_SAMPLES_OF_ROW} are possible", end - begin);
+        let problem =
+            format!("{} samples depend on this row; the maximum is {MAX_SAMPLES_OF_ROW}", end - begin);
         return Err(FieldError::new("row", problem));
     }
     Ok(BadSample { epoch: wire.epoch, position: wire.position, row: DamagedRow { row, begin, end } })

@@ -198,7 +198,7 @@ fn figures<'m>(sheet: &mut Sheet<'_>, metrics: impl Iterator<Item = &'m Metric>)
         families.entry(format!("metric_{}{unit}", metric.kind())).or_default().push(metric);
     }
     for (name, members) in families {
-        let rows = members.into_iter().map(|metric| ([("of", metric.of())], metric.value));
+        let rows = members.into_iter().map(|metric| ([("of", metric.suffix())], metric.value));
         sheet.family(
             &name,
             "As reported by the task: of the last step, or of the newest evaluation on held-out samples",

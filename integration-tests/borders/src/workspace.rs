@@ -11,9 +11,9 @@ use serde_json::Value;
 /// One crate of the workspace.
 #[derive(Clone, Debug)]
 pub struct Package {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its directory, relative to the workspace's.
+    /// Directory, relative to the workspace's.
     pub dir: PathBuf,
     /// Roots of its library and programs, relative to the workspace's directory.
     pub roots: Vec<PathBuf>,

@@ -256,7 +256,7 @@ impl Checker {
                 self.violated(now, format!("rank {slot} is called slow, and computes as fast as the others"));
             }
             Some(slow) => self.lines.push((now, format!("rank {slot} is slow: {slow}"))),
-            None => self.lines.push((now, format!("rank {slot} keeps up again"))),
+            None => self.lines.push((now, format!("rank {slot} is no longer slow"))),
         }
     }
 

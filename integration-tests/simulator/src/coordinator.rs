@@ -41,6 +41,9 @@ use crate::{
 /// The run, in every call that names it.
 pub const RUN: &str = "simulated";
 
+/// Complete checkpoints that stay on disk.
+pub const KEPT_CHECKPOINTS: usize = 2;
+
 /// The coordinator.
 pub struct SimulatedCoordinator {
     pub config: Config,
@@ -50,7 +53,7 @@ pub struct SimulatedCoordinator {
     /// The number of its claim to the role, and the node whose launcher keeps it.
     pub claim: u64,
     pub host: usize,
-    /// Its machine stands still until then.
+    /// Machine stands still until then.
     pub frozen_until: Duration,
     tickets: HashMap<Ticket, Caller>,
     last: u64,
@@ -63,7 +66,7 @@ pub struct SimulatedCoordinator {
     events: u64,
     /// The next coordinator is a new launch's, not one that its launcher starts again.
     pub new_launch: bool,
-    /// Its journal, where that lies on a disk that fails; else records are kept as they are.
+    /// Journal, where that lies on a disk that fails; else records are kept as they are.
     pub storage: Option<Storage>,
     /// What waits for the disk.
     recording: Option<Recording>,
@@ -142,7 +145,7 @@ impl SimulatedCoordinator {
         self.machine.is_some()
     }
 
-    /// Its machine stands still from now on; nothing of that time is held against anybody.
+    /// Machine stands still from now on; nothing of that time is held against anybody.
     pub fn stands_still_until(&mut self, now: Duration, until: Duration) {
         self.deaf_since.get_or_insert(now);
         self.frozen_until = self.frozen_until.max(until);
@@ -214,7 +217,7 @@ fn config(script: &Script) -> Config {
             auto_micro_batch: false,
             recompute: Recompute::None,
             checkpoint_every: 0,
-            keep_checkpoints: 2,
+            keep_checkpoints: KEPT_CHECKPOINTS,
             log_every: 1,
             max_skipped: 10,
             max_left_out: 0.05,

@@ -17,7 +17,7 @@ use coxswain_coordinator::{
     reads::{Look, Looks, Peer, Place, ReadCaller, ReadKind, Readers, Standings, monotonic},
 };
 use coxswain_identity::Caller as Known;
-use coxswain_proto::limits::{MAX_STREAMS, READ_TIMEOUT, REFUSED_PIECE};
+use coxswain_proto::limits::{MAX_STREAMS, READ_PIECE, READ_TIMEOUT, REFUSED_PAUSE};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -134,7 +134,7 @@ impl Flood {
         let reader = self.connections[number].reader.clone();
         let is_slow = reader.peer.as_ref().is_some_and(|peer| peer.was_refused(at));
         let streams = MAX_STREAMS as usize - self.connections[number].reads.len();
-        let calls = if is_slow { streams.min(REFUSED_PIECE.0 / CALL_BYTES) } else { streams };
+        let calls = if is_slow { streams.min(READ_PIECE.0 / CALL_BYTES) } else { streams };
         for _ in 0..calls {
             let kind = self.connections[number].kind;
             let Ok(place) = self.readers.enter(at, kind, reader.clone()) else {
@@ -155,7 +155,7 @@ impl Flood {
             };
             self.connections[number].reads.push(PendingRead { _place: place, answer, since: done });
         }
-        Ok(if is_slow { REFUSED_PIECE.1 } else { OPENS })
+        Ok(if is_slow { REFUSED_PAUSE } else { OPENS })
     }
 }
 

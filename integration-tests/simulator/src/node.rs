@@ -36,7 +36,7 @@ pub struct Node {
     join: Option<NodeClaim>,
     /// It has started its workers.
     placed: bool,
-    /// Its name in every call.
+    /// Name in every call.
     pub id: String,
     calls: VecDeque<Ask>,
     /// The number of the call that waits for its answer.
@@ -49,7 +49,7 @@ pub struct Node {
     line: Option<StreamId>,
     /// It is stopped until then.
     frozen_until: Duration,
-    /// Its line was closed for that, and it is to hear of it.
+    /// Line was closed for that, and it is to hear of it.
     pub cut: bool,
     /// What has reached it meanwhile.
     deferred: Vec<ToNode>,

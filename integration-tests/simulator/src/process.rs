@@ -30,7 +30,7 @@ use crate::{
 const BACKOFF: Duration = Duration::from_millis(20);
 /// How long a worker tries to say good-bye.
 const GOOD_BYE: Duration = Duration::from_secs(2);
-/// Its exit code as the launcher knows it.
+/// Exit code as the launcher knows it.
 const WORKER_FAILED: i32 = 4;
 
 /// The part of loading that comes before a worker makes itself known.
@@ -45,10 +45,10 @@ pub struct Process {
     pub version: u32,
     pub alive: bool,
     pub frozen: bool,
-    /// Its launcher was asked for another in its place.
+    /// Launcher was asked for another in its place.
     pub replaced: bool,
     pub deferred: Vec<ToProcess>,
-    /// Its trainer stands still for ever.
+    /// Trainer stands still for ever.
     pub hung: bool,
     /// It will, once it comes to this phase.
     pub hangs_in: Option<WorkerPhase>,
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Its machine has computed something wrong, once.
+    /// Machine has computed something wrong, once.
     pub fn slips(&mut self, pid: usize) {
         let process = &mut self.processes[pid];
         let Some(worker) = process.id else { return };
@@ -380,7 +380,7 @@ impl World {
         self.say(pid, Call::Other(Ask::Note { worker, sequence, text, hardware: true }));
     }
 
-    /// Its machine computes wrong results: it says so, and ends.
+    /// Machine computes wrong results: it says so, and ends.
     pub fn is_broken(&mut self, pid: usize) {
         let Some(worker) = self.processes[pid].id else { return };
         let failure = Failure::of_run(CauseKind::Hardware, "its gradients are wrong again".into());

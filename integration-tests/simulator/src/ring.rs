@@ -1,7 +1,7 @@
 //! The collectives of one generation. One is finished when every member has entered it; who is told when is
 //! up to the network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coxswain_proto::ids::{Rank, Step};
 use coxswain_worker::train::recovery::{Choice, Holding, choose};
@@ -23,6 +23,8 @@ pub struct Ring {
     choice: Option<Option<Choice>>,
     /// The newest checkpoint that any member has taken part in.
     pub saved: u64,
+    /// The newest checkpoint on disk, once one has looked.
+    found: Option<Step>,
 }
 
 impl Ring {
@@ -36,7 +38,14 @@ impl Ring {
             regroup: None,
             choice: None,
             saved: 0,
+            found: None,
         }
+    }
+
+    /// The newest checkpoint, which the coordinator may not know: as all members agree.
+    pub fn newest_checkpoint(&mut self, told: Step, disk: &BTreeSet<u64>) -> Step {
+        let found = || disk.last().copied().map_or(told, Step);
+        told.max(*self.found.get_or_insert_with(found))
     }
 
     /// The state to go on with; nothing if no version is complete, or none that is as new as the newest

@@ -77,14 +77,15 @@ pub fn finishes_or_is_given_up(report: &Report) -> bool {
     report.has_finished() || is_given_up(report)
 }
 
-/// Whether its script ended three generations in a row before their first step; or the coordinator's machine
-/// was lost when all steps were done and workers had left, whom their launchers do not start again.
+/// Whether its script ended three generations in a row before their first step; or had several ranks hang in
+/// one phase, of whom none is lost; or the coordinator's machine was lost when all steps were done and workers
+/// had left, whom their launchers do not start again.
 fn is_given_up(report: &Report) -> bool {
     let Some(Outcome::Failed(cause)) = &report.outcome else { return false };
-    let is_missed = ["joined within", "no process replaced it"];
-    let was_done =
-        report.committed == report.steps && is_missed.iter().any(|text| cause.message.contains(text));
-    was_done || cause.message.contains("generations in a row ended without a committed step")
+    let was_done = report.committed == report.steps && cause.message.contains("joined within");
+    let hang_alike =
+        report.told("in the same way").is_some() && cause.message.contains("not all were ready within");
+    was_done || hang_alike || cause.message.contains("generations in a row ended without a committed step")
 }
 
 /// How a seed is played again.

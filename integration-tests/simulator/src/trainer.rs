@@ -31,7 +31,7 @@ use coxswain_worker::{
 };
 
 use crate::{
-    coordinator::RUN,
+    coordinator::{KEPT_CHECKPOINTS, RUN},
     process::{OPENING, TrainerStage},
     session::Call,
     world::{Happening, ToProcess, World},
@@ -249,7 +249,8 @@ impl World {
         let process = &mut self.processes[pid];
         let Some(assignment) = &process.assignment else { return };
         let Some(ring) = self.rings.get_mut(&assignment.generation) else { return };
-        let Some(choice) = ring.choice(assignment.checkpoint_step) else { return };
+        let newest = ring.newest_checkpoint(assignment.checkpoint_step, &self.disk);
+        let Some(choice) = ring.choice(newest) else { return };
         if let Some(coming) = process.coming.take_if(|coming| coming.generation == choice.generation) {
             process.hold(coming);
         }
@@ -259,11 +260,11 @@ impl World {
     fn new_state(&mut self, pid: usize) -> Option<(Holding, StateSource)> {
         let assignment = self.processes[pid].assignment.as_ref()?;
         let ring = self.rings.get_mut(&assignment.generation)?;
-        let checkpoint = assignment.checkpoint_step.0;
-        let (version, source) = match ring.choice(assignment.checkpoint_step) {
+        let newest = ring.newest_checkpoint(assignment.checkpoint_step, &self.disk);
+        let (version, source) = match ring.choice(newest) {
             Some(choice) if choice.uses_replica() => (choice.version, StateSource::Replica),
             Some(choice) => (choice.version, StateSource::Carried),
-            None if checkpoint > 0 => (self.soundest(checkpoint), StateSource::Checkpoint),
+            None if newest > Step(0) => (self.soundest(newest.0), StateSource::Checkpoint),
             None => (0, StateSource::Fresh),
         };
         let own = Versions { newest: version, older: false };
@@ -292,6 +293,7 @@ impl World {
     fn start(&mut self, pid: usize) {
         let Some((state, source)) = self.new_state(pid) else { return };
         let (generation, version) = (state.generation, state.own.newest);
+        self.tell_unknown(pid);
         let saved = self.rings.get(&generation).map_or(0, |ring| ring.saved);
         if source == StateSource::Checkpoint && !self.disk.contains(&version) {
             let problem = format!("generation {generation} starts from a checkpoint that is not there");
@@ -316,6 +318,23 @@ impl World {
         };
         self.say(pid, Call::Other(Ask::Start(report)));
         self.next_step(pid);
+    }
+
+    /// The first rank tells of checkpoints on disk that the coordinator does not know.
+    fn tell_unknown(&mut self, pid: usize) {
+        let Some(assignment) = &self.processes[pid].assignment else { return };
+        if assignment.rank.0 > 0 {
+            return;
+        }
+        let unknown: Vec<u64> = self.disk.range(assignment.checkpoint_step.0 + 1..).copied().collect();
+        unknown.into_iter().for_each(|step| self.tell_checkpoint(pid, step, CheckpointState::Complete));
+    }
+
+    fn tell_checkpoint(&mut self, pid: usize, step: u64, state: CheckpointState) {
+        let worker = self.processes[pid].id.unwrap_or_default();
+        let report =
+            CheckpointReport { step: Step(step), state, path: format!("step-{step}"), bytes: Bytes(0) };
+        self.say(pid, Call::Other(Ask::Checkpoint(worker, report)));
     }
 
     /// No checkpoint can be read: its rank says which, and ends.
@@ -369,22 +388,19 @@ impl World {
         process.saved = step;
         let first = process.assignment.as_ref().is_some_and(|assignment| assignment.rank.0 == 0);
         if first {
-            let worker = process.id.unwrap_or_default();
             let disk = self.coordinator.storage.as_ref().map(|storage| &storage.disk);
             let refused = disk.is_some_and(|disk| disk.refuses(self.now));
             if !refused {
                 self.disk.insert(step);
+                while self.disk.len() > KEPT_CHECKPOINTS {
+                    self.disk.pop_first();
+                }
                 self.checker.saved(step);
                 self.damaged.remove(&step);
                 self.flimsy.extend(disk.filter(|disk| disk.lies(self.now)).map(|_| step));
             }
-            let report = CheckpointReport {
-                step: Step(step),
-                state: if refused { CheckpointState::Failed } else { CheckpointState::Complete },
-                path: format!("step-{step}"),
-                bytes: Bytes(0),
-            };
-            self.say(pid, Call::Other(Ask::Checkpoint(worker, report)));
+            let state = if refused { CheckpointState::Failed } else { CheckpointState::Complete };
+            self.tell_checkpoint(pid, step, state);
         }
         self.next_step(pid);
     }

@@ -117,7 +117,7 @@ pub enum Caller {
 pub enum ToProcess {
     Booted,
     Answer(u64, Result<Reply, Refusal>),
-    /// Its call opened this line.
+    /// Call opened this line.
     Opened(u64, StreamId),
     Retry(u64),
     Beat,
@@ -136,7 +136,7 @@ pub enum ToProcess {
 #[derive(Clone, Debug)]
 pub enum ToNode {
     Answer(u64, Result<Reply, Refusal>),
-    /// Its call opened this line.
+    /// Call opened this line.
     Opened(u64, StreamId),
     Retry(u64),
     Told(StreamId, Respawn),

@@ -216,7 +216,7 @@ fn a_rank_that_is_slowed_by_a_third_is_named_within_twenty_steps_and_told_when_i
     let named = report.told("rank 6 is slow: ").unwrap_or_else(|| panic!("{report}"));
     // Twenty steps at the slow rank's pace, and the one that was under way.
     assert!(named.as_secs_f64() < 10.0 + 21.0 * 0.2 * 1.3 * 1.05, "{report}");
-    assert!(report.told("rank 6 keeps up again").is_some_and(|at| at > named), "{report}");
+    assert!(report.told("rank 6 is no longer slow").is_some_and(|at| at > named), "{report}");
     assert_eq!(report.restarts, 0);
 }
 

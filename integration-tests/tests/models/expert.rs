@@ -26,6 +26,13 @@ fn time_in_actions_mlps_at_the_ends_future_tokens_and_normed_features_are_pytorc
 }
 
 #[test]
+fn an_expert_with_a_block_for_each_layer_is_starvlas() {
+    for mode in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        hold::<Flex>("layerwise", mode, &Default::default(), TOLERANCE);
+    }
+}
+
+#[test]
 fn repeated_draws_sensor_tokens_and_padding_agree_with_repeating_everything() {
     for mode in [Recompute::None, Recompute::Full] {
         hold::<Flex>("repeated-sensor-padded", mode, &Default::default(), TOLERANCE);

@@ -6,5 +6,6 @@ mod bad_input;
 mod chats;
 mod expert;
 mod geometry;
+mod layerwise;
 mod model;
 mod trajectory;

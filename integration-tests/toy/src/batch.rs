@@ -6,7 +6,7 @@ use coxswain_task::{Batch, Sample};
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Its place in the table.
+    /// Place in the table.
     pub index: u64,
     /// `[inputs]`.
     pub inputs: Vec<f32>,
@@ -19,7 +19,7 @@ pub struct Row {
 pub struct Rows {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the table.
+    /// Places in the table.
     pub indices: Vec<u64>,
     /// `[rows, inputs]`.
     pub inputs: Vec<f32>,

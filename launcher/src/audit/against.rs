@@ -301,7 +301,7 @@ impl RowComparison<'_> {
             range.start.saturating_sub(whole.start)..range.end.saturating_sub(whole.start)
         };
         let back = |range: &Range<u64>| range.start + whole.start..range.end + whole.start;
-        let coverage = Coverage::of(whole.end - whole.start, ranges.iter().map(shift).collect());
+        let coverage = Coverage::compute(whole.end - whole.start, ranges.iter().map(shift).collect());
         if !coverage.missing.is_empty() {
             let missing: Vec<_> = coverage.missing.iter().map(back).collect();
             self.differs(None, format!("no rank trained on {} of epoch {}", listed(&missing), row.epoch));

@@ -16,7 +16,7 @@ pub struct Coverage {
 impl Coverage {
     /// Lays the ranges over `0..expected`. Sorted by their beginnings, each either begins where the ones
     /// before it have reached, or leaves a gap, or overlaps.
-    pub fn of(expected: u64, mut ranges: Vec<Range<u64>>) -> Self {
+    pub fn compute(expected: u64, mut ranges: Vec<Range<u64>>) -> Self {
         ranges.retain(|range| range.start < range.end);
         ranges.sort_by_key(|range| (range.start, range.end));
         let mut coverage = Self::default();
@@ -76,7 +76,7 @@ mod tests {
                     begin..begin + draw(8)
                 })
                 .collect();
-            let coverage = Coverage::of(expected, ranges.clone());
+            let coverage = Coverage::compute(expected, ranges.clone());
             let size = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
             let found = (coverage.covered, size(&coverage.missing), size(&coverage.repeated));
             assert_eq!(found, counted(expected, &ranges), "{expected} {ranges:?} {coverage:?}");

@@ -14,7 +14,7 @@ use super::coverage::Coverage;
 pub struct RunRecords {
     /// The run's id.
     pub run_id: String,
-    /// Its name.
+    /// Name.
     pub run_name: String,
     /// How it stands, in a word.
     pub state: String,
@@ -70,7 +70,7 @@ pub struct CommittedStep {
     pub positions: Vec<Range<u64>>,
     /// Positions that no rank consumed: their samples failed on several workers.
     pub quarantined: Vec<Range<u64>>,
-    /// Its loss; of a step that was left out it says nothing.
+    /// Loss; of a step that was left out it says nothing.
     pub loss: f64,
     /// Times it was voted down before.
     pub retries: u32,
@@ -100,9 +100,9 @@ pub struct CacheRange {
 /// One generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// Its number.
+    /// Number.
     pub generation: u64,
-    /// Its workers.
+    /// Workers.
     pub workers: u32,
     /// Where it started, and where its state came from; absent if it never did.
     pub started: Option<(u64, String)>,
@@ -145,9 +145,9 @@ pub struct EpochAccount {
 /// What of a mixture's data set was consumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetAccount {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its training samples.
+    /// Training samples.
     pub samples: u64,
     /// How many of them an epoch takes.
     pub taken: u64,
@@ -218,7 +218,7 @@ impl RunRecords {
         let account = |(epoch, [learned, quarantined, skipped]): (u64, [Vec<Range<u64>>; 3])| {
             let expected = expected.get(epoch as usize).copied().unwrap_or(0);
             let ranges = [learned, quarantined.clone(), skipped.clone()].concat();
-            let Coverage { covered, missing, repeated } = Coverage::of(expected, ranges);
+            let Coverage { covered, missing, repeated } = Coverage::compute(expected, ranges);
             let committed = covered.saturating_sub(count(&quarantined) + count(&skipped));
             EpochAccount { epoch, expected, committed, quarantined, skipped, missing, duplicate: repeated }
         };

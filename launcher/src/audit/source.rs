@@ -22,18 +22,18 @@ use super::{Change, CommittedStep, Fault, Membership, RunRecords};
 use crate::{
     control::{Access, ledger_page, prompt, unhurried},
     endpoint,
-    exit::{Exit, Failed},
+    exit::{CliError, Exit},
     render::{names, status},
 };
 
 /// The records of the run in `output_dir`. While it goes on they are its coordinator's to tell.
-pub async fn of_run(output_dir: &Path) -> Result<RunRecords, Failed> {
+pub async fn of_run(output_dir: &Path) -> Result<RunRecords, CliError> {
     match journal::read(&output_dir.join("coordinator")) {
         Ok(chronicle) => Ok(left_behind(chronicle)),
         Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
-        Err(error) if error.is_damage() => Err(Failed::new(Exit::BadInput, error)),
+        Err(error) if error.is_damage() => Err(CliError::new(Exit::BadInput, error)),
         Err(error) => {
-            Err(Failed::usage(format!("{}: not the records of a run: {error}", output_dir.display())))
+            Err(CliError::usage(format!("{}: not the records of a run: {error}", output_dir.display())))
         }
     }
 }
@@ -79,7 +79,7 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
 }
 
 /// The records of a run that is being served.
-async fn living(access: &Access) -> Result<RunRecords, Failed> {
+async fn living(access: &Access) -> Result<RunRecords, CliError> {
     let request = || prompt(GetStatusRequest {});
     let now = access
         .look(|mut people| {

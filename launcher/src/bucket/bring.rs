@@ -96,7 +96,7 @@ pub fn bring(
 
 /// Whether the last launch that had the run was one of this directory, which has what the bucket has.
 pub fn goes_on_here(address: &str, index: &Index, newest: &Set, output: &Path) -> bool {
-    let last = Record::read(output).is_some_and(|record| {
+    let last = Record::load(output).is_some_and(|record| {
         record.address == address && [record.launcher, record.before].contains(&index.launcher)
     });
     last && Store::new(output).newest().is_ok_and(|found| found.manifest.step >= newest.step)
@@ -115,14 +115,14 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path
     let opened = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| create(&path));
     let file = opened.map_err(disk(&path))?;
     storage.download(&kept.object, kept.entry.bytes, &file)?;
-    let entry = FileEntry::of(&path).map_err(disk(&path))?;
+    let entry = FileEntry::describe(&path).map_err(disk(&path))?;
     match entry == kept.entry {
         true => {
             let mut dirs = path.ancestors().skip(1).take_while(|dir| dir.starts_with(coming));
             file.sync_all().and_then(|()| dirs.try_for_each(directory::sync)).map_err(disk(&path))
         }
         false => Err(damaged(format!(
-            "has {} bytes with the digest {}; {} bytes with {} were written",
+            "downloaded {} bytes with the digest {}; expected {} bytes with the digest {}",
             entry.bytes, entry.blake3, kept.entry.bytes, kept.entry.blake3
         ))),
     }

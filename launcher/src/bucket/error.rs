@@ -5,7 +5,7 @@ use std::{io, path::Path};
 use coxswain_remote::StorageError;
 
 use super::index::Foreign;
-use crate::exit::{Exit, Failed};
+use crate::exit::{CliError, Exit};
 
 /// See the variants.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum BucketError {
     },
     /// The run would begin anew over one that is there.
     #[error(
-        "run.bucket: {address} has this run after step {step}, and train.resume=false would start it over: remove train.resume=false to resume there, or name another place"
+        "run.bucket: {address} already holds this run up to step {step}, and train.resume=false would overwrite it: remove train.resume=false to resume, or name another bucket path"
     )]
     Anew {
         /// Of the run.
@@ -43,7 +43,7 @@ pub enum BucketError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "run.bucket: {address} has this run after step {step}, and this launch is to end after step {steps}: set at least as many steps, or name another place"
+        "run.bucket: {address} already holds this run up to step {step}, but this launch would end after step {steps}: set at least as many steps, or name another bucket path"
     )]
     BeyondItsEnd {
         /// Of the run.
@@ -60,7 +60,7 @@ pub enum BucketError {
     Superseded {
         /// Of the run.
         address: String,
-        /// Its launcher.
+        /// Launcher.
         launcher: String,
         /// How long it has had the run.
         ago: u64,
@@ -85,7 +85,7 @@ impl BucketError {
     }
 }
 
-impl From<BucketError> for Failed {
+impl From<BucketError> for CliError {
     fn from(error: BucketError) -> Self {
         let exit = match &error {
             BucketError::Foreign { .. } | BucketError::Damaged { .. } => Exit::BadInput,

@@ -48,7 +48,7 @@ pub struct Index {
 pub struct Set {
     /// Steps that are done.
     pub step: u64,
-    /// Its files; the journal is one of them.
+    /// Files; the journal is one of them.
     pub files: Vec<Upload>,
 }
 
@@ -57,7 +57,7 @@ pub struct Set {
 pub struct Upload {
     /// Relative to the output directory.
     pub path: String,
-    /// Its object, below the run's address.
+    /// Object, below the run's address.
     pub object: String,
     /// Length and digest.
     #[serde(flatten)]
@@ -73,7 +73,7 @@ pub enum Foreign {
     /// Another run's.
     #[error("holds another run, {run}, after step {step}: {differences}")]
     OtherRun {
-        /// Its name.
+        /// Name.
         run: String,
         /// How far it is.
         step: u64,

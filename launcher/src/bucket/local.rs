@@ -65,17 +65,17 @@ pub fn newest(output: &Path) -> Option<Local> {
 }
 
 impl Local {
-    /// Its files, opened. None if a newer one has taken its place, which may also be why a file is missing.
+    /// Files, opened. None if a newer one has taken its place, which may also be why a file is missing.
     pub fn open(&self) -> Result<Option<Vec<OpenFile>>, BucketError> {
         let store = Store::new(&self.output);
-        let Ok(checkpoint) = store.open(self.step) else { return Ok(None) };
-        let best = Best::read(&self.output);
+        let Ok(checkpoint) = store.checkpoint(self.step) else { return Ok(None) };
+        let best = Best::load(&self.output);
         let mut sources = Vec::new();
         open_checkpoint(&checkpoint, &mut sources)?;
         sources.push(source(JOURNAL, &self.journal)?);
         if let Some(best) = &best {
             if best.step != self.step
-                && let Ok(of_best) = store.open(best.step)
+                && let Ok(of_best) = store.checkpoint(best.step)
             {
                 open_checkpoint(&of_best, &mut sources)?;
             }
@@ -85,7 +85,7 @@ impl Local {
         for name in beside(&self.output).map_err(disk(&self.output))? {
             sources.push(source(&name, &self.output.join(&name))?);
         }
-        Ok((Best::read(&self.output) == best).then_some(sources))
+        Ok((Best::load(&self.output) == best).then_some(sources))
     }
 }
 
@@ -152,7 +152,7 @@ fn source(path: &str, at: &Path) -> Result<OpenFile, BucketError> {
     let file = File::open(at).map_err(disk(at))?;
     // The file that is open, whatever has taken its name meanwhile.
     let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let entry = FileEntry::of(Path::new(&opened)).map_err(disk(at))?;
+    let entry = FileEntry::describe(Path::new(&opened)).map_err(disk(at))?;
     Ok(OpenFile { path: path.to_owned(), file, entry })
 }
 
@@ -167,7 +167,7 @@ pub struct Record {
     pub before: String,
     /// The set that is there, if there is one: steps that are done.
     pub step: Option<u64>,
-    /// Its bytes.
+    /// Bytes.
     pub bytes: u64,
 }
 
@@ -185,7 +185,7 @@ impl fmt::Display for Record {
 
 impl Record {
     /// That of an output directory.
-    pub fn read(output: &Path) -> Option<Self> {
+    pub fn load(output: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(output.join(RECORD)).ok()?).ok()
     }
 

@@ -36,7 +36,7 @@ const TRIES: usize = 4;
 pub struct OpenFile {
     /// Relative to the output directory.
     pub path: String,
-    /// Its content.
+    /// Content.
     pub file: File,
     /// Length and digest.
     pub entry: FileEntry,
@@ -76,7 +76,7 @@ pub fn look(storage: &dyn Storage, address: &str, spec: &RunSpec) -> Result<Inde
 impl Owner {
     /// Takes the run for this launch. Fails where the bucket cannot be written, so that one finds out before
     /// anything runs.
-    pub fn take(
+    pub fn claim(
         storage: Box<dyn Storage>,
         address: &str,
         spec: &RunSpec,

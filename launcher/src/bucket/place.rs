@@ -113,7 +113,7 @@ pub fn take(spec: &RunSpec, address: &str, launcher: &str) -> Result<Owner, Buck
         bytes: newest.map_or(0, Set::bytes),
     };
     record.write(output)?;
-    Owner::take(storage, address, spec, launcher)
+    Owner::claim(storage, address, spec, launcher)
 }
 
 /// Where a run is kept, if it is.

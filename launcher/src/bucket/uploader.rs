@@ -35,9 +35,9 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub struct UploadJob {
     /// The run, as it is launched.
     pub spec: RunSpec,
-    /// Its address.
+    /// Address.
     pub address: String,
-    /// Its launcher's id.
+    /// Launcher's id.
     pub launcher: String,
     /// Where lines are shown.
     pub terminal: Arc<Terminal>,
@@ -119,7 +119,7 @@ impl Thread {
             Err(error) => {
                 (self.seen, self.again) = (Some(copy), Some(clock::now() + AGAIN));
                 if !std::mem::replace(&mut self.failing, true) {
-                    tracing::warn!(%error, "the checkpoint of step {} is not uploaded; {}; training continues, and the upload will be retried", found.step, self.safe());
+                    tracing::warn!(%error, "the checkpoint of step {} could not be uploaded; {}; training continues, and the upload will be retried", found.step, self.safe());
                 }
             }
         }
@@ -176,7 +176,7 @@ impl Thread {
         let output = self.output();
         let newest = self.owner()?.index().newest();
         let (step, bytes) = (newest.map(|set| set.step), newest.map_or(0, Set::bytes));
-        let record = Record::read(&output).unwrap_or_default();
+        let record = Record::load(&output).unwrap_or_default();
         Record { step, bytes, ..record }.write(&output)
     }
 

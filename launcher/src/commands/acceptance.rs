@@ -22,7 +22,7 @@ use coxswain_worker::train::{
 use crate::{
     bucket::BucketPlace,
     credentials, endpoint,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::{
         inputs::process_env,
         plan::Plan,
@@ -39,9 +39,9 @@ const SHOWN: usize = 16;
 pub struct Outline {
     /// What it will take of this machine's memory.
     pub forecast: Forecast,
-    /// Its data: labels and text.
-    pub data: Vec<(&'static str, String)>,
-    /// Its steps.
+    /// Data, in words.
+    pub data: String,
+    /// Steps.
     pub steps: plan::Plan,
     /// Why its checkpoints will not fit on the disk.
     lack_of_room: Option<String>,
@@ -108,7 +108,7 @@ impl<'a> PriorRun<'a> {
     }
 }
 
-impl From<StartError> for Failed {
+impl From<StartError> for CliError {
     fn from(error: StartError) -> Self {
         let exit = match error {
             StartError::AllDamaged { .. } => Exit::BadInput,
@@ -125,12 +125,12 @@ pub fn accept(
     plan: &Plan,
     place: Option<&BucketPlace>,
     new_journal: bool,
-) -> Result<LaunchableRun, Failed> {
+) -> Result<LaunchableRun, CliError> {
     refuse_for_device(spec, plan.device)?;
     let output_dir = Path::new(&spec.run.output_dir);
     check_writable(output_dir).map_err(|error| {
         let place = output_dir.display();
-        Failed::usage(format!("run.output_dir: {place} cannot be written: {error}; choose another one"))
+        CliError::usage(format!("run.output_dir: {place} cannot be written: {error}; choose another one"))
     })?;
     let coming = place.map(|place| place.coming(spec)).transpose()?.flatten();
     // What lies here will be set aside for what comes.
@@ -151,7 +151,7 @@ pub fn accept(
     let here = opening.as_ref().map(|opening| opening.accept(spec)).transpose()?;
     let Resumption { step, damaged } = here.unwrap_or_default();
     let resumes_at = coming.as_ref().map(|coming| coming.step).or(step);
-    let task = tasks().of(spec).map_err(Failed::bad_input)?;
+    let task = tasks().of(spec).map_err(CliError::bad_input)?;
     check_base(task, spec)?;
     check_features(spec)?;
     let outline = match task.open(spec) {
@@ -160,7 +160,14 @@ pub fn accept(
             let steps = plan::Plan::new(&spec.train, samples.epoch_len()).map_err(TrainError::from)?;
             place.map(|place| place.check_length(steps.total_steps())).transpose()?;
             // One of the first samples can be read.
-            let data = samples.describe().or_else(|error| unless_it_passes(error).map(|()| Vec::new()))?;
+            let told = samples.describe().or_else(|error| unless_it_passes(error).map(|()| Vec::new()))?;
+            let place = match spec.data.path.as_str() {
+                "" => String::new(),
+                path => format!("{path}: "),
+            };
+            let (trained, held_out) = (samples.training_len(), samples.holdout().len());
+            let told: String = told.iter().map(|(_, text)| format!(", {text}")).collect();
+            let data = format!("{place}{trained} training samples, {held_out} held out{told}");
             let forecast = forecast(spec, plan)?;
             if resumes_at.is_none() {
                 check_start(task, spec, forecast.question.layout()).map_err(TrainError::from)?;
@@ -183,10 +190,10 @@ fn unless_it_passes(error: DataError) -> Outcome {
 }
 
 /// A run that no micro-batch makes fit is refused; one that is too large as it is lowers its micro-batch.
-fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, Failed> {
+fn forecast(spec: &RunSpec, plan: &Plan) -> Result<Forecast, CliError> {
     let local = u64::from(plan.nproc_per_node);
     let ranks = u64::from(plan.ranks(plan.nnodes.min));
-    let forecast = Forecast::of(spec, plan.device, ranks, local)?;
+    let forecast = Forecast::predict(spec, plan.device, ranks, local)?;
     match &forecast.shortfall {
         Some(shortfall) if shortfall.is_certain() => Err(shortfall.refusal()),
         _ => Ok(forecast),
@@ -213,7 +220,7 @@ fn same_data(before: Option<PriorRun<'_>>, spec: &RunSpec, samples: &dyn Samples
         return Ok(());
     }
     let counted = training_samples.map(|samples| format!(", {samples} training samples"));
-    Err(Failed::bad_input(format!(
+    Err(CliError::bad_input(format!(
         "data.path {}: not the data set that this run has trained on: fingerprint {}, {} training samples here; \
              {}{} in {} before. Name the data set that the run began with (it may have been moved); or \
              give the run another run.output_dir; or start over in this one with train.resume=false",
@@ -226,7 +233,7 @@ fn same_data(before: Option<PriorRun<'_>>, spec: &RunSpec, samples: &dyn Samples
     )))
 }
 
-fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
+fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), CliError> {
     let (Some(here), Some(differences)) = (spec.base(), document::other_base(before, spec)) else {
         return Ok(());
     };
@@ -236,7 +243,7 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), Failed> {
         Some(digest) => format!("digest {}", short(digest)),
         None => "no digest".to_owned(),
     };
-    Err(Failed::bad_input(format!(
+    Err(CliError::bad_input(format!(
         "{} {}: apparently not the pretrained model that this run began with: {} here; {} before, in \
              {}. Name the model that the run began with (it may have been moved if it has a digest); or give the run another \
              run.output_dir; or, to start over in this one, remove {}/coordinator and set train.resume=false",

@@ -12,7 +12,7 @@ use crate::{
         against::{Judgement, compare},
         source,
     },
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{against, audit, say},
 };
 
@@ -54,24 +54,24 @@ pub fn execute(args: &AuditArgs) -> Outcome {
         ((0, 0), 0) => Ok(()),
         ((0, 0), differing) => {
             let text = format!("the ledger differs from what ranks have recorded: {differing} differences");
-            Err(Failed::new(Exit::Audit, text))
+            Err(CliError::new(Exit::Audit, text))
         }
         ((missing, duplicate), _) => {
             let text = format!(
                 "the ledger does not add up: {missing} samples are missing, {duplicate} were used twice"
             );
-            Err(Failed::new(Exit::Audit, text))
+            Err(CliError::new(Exit::Audit, text))
         }
     }
 }
 
 /// The records against what ranks have written in these directories; nothing without one.
-fn judge(records: &RunRecords, directories: &[PathBuf]) -> Result<Option<Judgement>, Failed> {
+fn judge(records: &RunRecords, directories: &[PathBuf]) -> Result<Option<Judgement>, CliError> {
     if directories.is_empty() {
         return Ok(None);
     }
     let testimony = Testimony::gather(directories).map_err(|error| {
-        Failed::usage(format!("--against: {error}; ranks write these files in a run with {VARIABLE}=1"))
+        CliError::usage(format!("--against: {error}; ranks write these files in a run with {VARIABLE}=1"))
     })?;
     Ok(Some(compare(records, &testimony)))
 }

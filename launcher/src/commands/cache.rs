@@ -7,7 +7,7 @@ use coxswain_feature_store::Store;
 use coxswain_worker::train::CACHE_DIR;
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{say, store},
 };
 
@@ -67,8 +67,8 @@ pub fn execute(command: &CacheCommand) -> Outcome {
 
 fn list(args: &StoreArgs) -> Outcome {
     let opened = args.open()?;
-    let (namespaces, strange) = opened.list().map_err(Failed::bad_input)?;
-    let whole = opened.bytes().map_err(Failed::bad_input)?;
+    let (namespaces, strange) = opened.list().map_err(CliError::bad_input)?;
+    let whole = opened.bytes().map_err(CliError::bad_input)?;
     match args.json {
         true => say(format_args!("{:#}", store::list_json(opened.dir(), whole, &namespaces, &strange))),
         false => say(store::list(opened.dir(), whole, &namespaces, &strange)),
@@ -78,9 +78,9 @@ fn list(args: &StoreArgs) -> Outcome {
 
 fn verify(args: &VerifyArgs) -> Outcome {
     let opened = args.store.open()?;
-    let verified = opened.verify().map_err(Failed::bad_input)?;
+    let verified = opened.verify().map_err(CliError::bad_input)?;
     let repaired =
-        if args.repair { opened.repair(&verified.damaged).map_err(Failed::bad_input)? } else { Vec::new() };
+        if args.repair { opened.repair(&verified.damaged).map_err(CliError::bad_input)? } else { Vec::new() };
     match args.store.json {
         true => say(format_args!("{:#}", store::verified_json(&verified, &repaired))),
         false => say(store::verified(&verified, &repaired)),
@@ -95,13 +95,13 @@ fn verify(args: &VerifyArgs) -> Outcome {
              `cox cache verify --repair` writes the shards again without it"
         ),
     };
-    Err(Failed::bad_input(text))
+    Err(CliError::bad_input(text))
 }
 
 fn gc(args: &GcArgs) -> Outcome {
     let opened = args.store.open()?;
-    let collected = opened.gc(args.budget, args.dry_run).map_err(Failed::bad_input)?;
-    let left = opened.bytes().map_err(Failed::bad_input)?;
+    let collected = opened.gc(args.budget, args.dry_run).map_err(CliError::bad_input)?;
+    let left = opened.bytes().map_err(CliError::bad_input)?;
     match args.store.json {
         true => say(format_args!("{:#}", store::collected_json(&collected, args.dry_run, left))),
         false => say(store::collected(&collected, args.dry_run, left)),
@@ -109,19 +109,19 @@ fn gc(args: &GcArgs) -> Outcome {
     let passed = args.budget.filter(|budget| left > *budget && !args.dry_run);
     passed.map_or(Ok(()), |budget| {
         let text = format!("{left} bytes are left of a budget of {budget}: the other namespaces are in use");
-        Err(Failed::new(Exit::NoProgress, text))
+        Err(CliError::new(Exit::NoProgress, text))
     })
 }
 
 impl StoreArgs {
     /// The store in the directory named, or in the `vl-cache` below it.
-    fn open(&self) -> Result<Store, Failed> {
+    fn open(&self) -> Result<Store, CliError> {
         for dir in [self.dir.clone(), self.dir.join(CACHE_DIR)] {
-            if let Some(store) = Store::existing(&dir).map_err(Failed::bad_input)? {
+            if let Some(store) = Store::existing(&dir).map_err(CliError::bad_input)? {
                 return Ok(store);
             }
         }
-        Err(Failed::usage(format!(
+        Err(CliError::usage(format!(
             "{}: neither it nor the {CACHE_DIR} below it is a store of features (no store.json); name a run's cache.dir or its output \
              directory",
             self.dir.display()

@@ -7,7 +7,7 @@ use coxswain_worker::train;
 use super::{acceptance, spec_args::SpecArgs};
 use crate::{
     bucket::BucketPlace,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     launch::{
         flags::LaunchFlags,
         inputs::process_env,
@@ -41,7 +41,7 @@ pub fn execute(args: &CheckArgs) -> Outcome {
     let place = BucketPlace::look(&spec)?;
     let accepted = acceptance::accept(&spec, &plan, place.as_ref(), false)?;
     accepted.warn();
-    let task = tasks().of(&spec).map_err(Failed::bad_input)?;
+    let task = tasks().of(&spec).map_err(CliError::bad_input)?;
     let report = train::check(task, &spec, &Default::default(), accepted.resumes_at)?;
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),

@@ -20,7 +20,7 @@ use super::spec_args::SpecArgs;
 use crate::{
     clock,
     credentials::OfLaunch,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::{
         inputs::process_env,
         rdzv_conf::wait_of,
@@ -111,7 +111,7 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
     spec.check_world(world.most().max(1) as usize)?;
     let listener = args.listener(spec.launch.listen.as_deref())?;
     let stays_here = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let shown = OfLaunch::of(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
+    let shown = OfLaunch::resolve(Path::new(&spec.run.output_dir), &process_env, stays_here)?;
     let options = Options {
         state_dir: Some(std::path::Path::new(&spec.run.output_dir).join("coordinator")),
         spec,
@@ -131,9 +131,9 @@ pub fn execute(args: &CoordinatorArgs) -> Outcome {
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(Failed::internal)?;
+        .map_err(CliError::internal)?;
     runtime.block_on(async {
-        let mut signals = signals::catch().map_err(Failed::internal)?;
+        let mut signals = signals::catch().map_err(CliError::internal)?;
         let (told, signal) = tokio::sync::oneshot::channel();
         let shutdown = async move {
             // The receiver is read after the server has ended.
@@ -167,13 +167,13 @@ async fn serve(
     listener: TcpListener,
     options: &Options,
     shutdown: impl Future<Output = ()> + Send,
-) -> Result<RunOutcome, Failed> {
+) -> Result<RunOutcome, CliError> {
     let began = clock::now();
     let mut told = false;
     tokio::pin!(shutdown);
     loop {
         let socket =
-            listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(Failed::internal)?;
+            listener.try_clone().and_then(tokio::net::TcpListener::from_std).map_err(CliError::internal)?;
         match coxswain_coordinator::serve(socket, options.clone(), &mut shutdown).await {
             Err(ServeError::Start(StartError::Journal(JournalError::InUse { directory }))) => {
                 // What cannot be asked for its kind is not one of a server.
@@ -197,10 +197,10 @@ async fn serve(
 }
 
 impl CoordinatorArgs {
-    fn listener(&self, configured: Option<&str>) -> Result<TcpListener, Failed> {
+    fn listener(&self, configured: Option<&str>) -> Result<TcpListener, CliError> {
         let listener = if self.listen_stdin {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
-            TcpListener::from(socket.map_err(|error| Failed::usage(format!("--listen-stdin: {error}")))?)
+            TcpListener::from(socket.map_err(|error| CliError::usage(format!("--listen-stdin: {error}")))?)
         } else {
             let address = match (self.listen, configured) {
                 (Some(address), _) => address.to_string(),
@@ -208,20 +208,20 @@ impl CoordinatorArgs {
                 (None, None) => DEFAULT_LISTEN.to_owned(),
             };
             rendezvous::listen(&address).map_err(|error| {
-                Failed::new(Exit::Rendezvous, format!("cannot listen at {address}: {error}"))
+                CliError::new(Exit::Rendezvous, format!("cannot listen at {address}: {error}"))
             })?
         };
         listener
             .set_nonblocking(true)
-            .map_err(|error| Failed::usage(format!("this is not a listening socket: {error}")))?;
+            .map_err(|error| CliError::usage(format!("this is not a listening socket: {error}")))?;
         Ok(listener)
     }
 
-    fn patience(&self) -> Result<Patience, Failed> {
+    fn patience(&self) -> Result<Patience, CliError> {
         let seconds = |flag: &str, given: Option<f64>, default: Duration| match given {
             None => Ok(default),
             Some(seconds) => wait_of(seconds).ok_or_else(|| {
-                Failed::usage(format!(
+                CliError::usage(format!(
                     "{flag} {seconds}: expected a number of seconds, at most those of a year"
                 ))
             }),
@@ -248,7 +248,7 @@ fn waiting(directory: &Path, patience: Duration) -> String {
 
 /// What a coordinator that has served a moment ago finds wrong when it is started again is no mistake of the
 /// user's: its launcher tries once more, for a disk may have room again.
-fn refused(error: ServeError, restarted: bool) -> Failed {
+fn refused(error: ServeError, restarted: bool) -> CliError {
     let exit = match error {
         // Its launcher takes that for no death: it is not started again.
         ServeError::Journal(JournalError::Superseded { .. })
@@ -263,18 +263,18 @@ fn refused(error: ServeError, restarted: bool) -> Failed {
         }
         _ => Exit::Internal,
     };
-    Failed::new(exit, error)
+    CliError::new(exit, error)
 }
 
 fn conclude(outcome: RunOutcome, mut signal: tokio::sync::oneshot::Receiver<i32>) -> Outcome {
     match outcome {
         RunOutcome::Finished { .. } | RunOutcome::Stopped { .. } => Ok(()),
         RunOutcome::ShutDown { .. } => {
-            Err(Failed::silent(signal.try_recv().map_or(Exit::Done, Exit::Signal)))
+            Err(CliError::silent(signal.try_recv().map_or(Exit::Done, Exit::Signal)))
         }
         // The coordinator's log has named the cause.
         RunOutcome::Failed(cause) => {
-            Err(Failed::silent(Exit::of_cause(v1::FailureKind::from(cause.kind).into())))
+            Err(CliError::silent(Exit::of_cause(v1::FailureKind::from(cause.kind).into())))
         }
     }
 }

@@ -14,7 +14,7 @@ use coxswain_task::RandomJob;
 
 use super::spec_args::SpecArgs;
 use crate::{
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     render::say,
     tasks::tasks,
 };
@@ -93,7 +93,7 @@ enum Dtype {
 pub fn execute(command: &DataCommand) -> Outcome {
     match command {
         DataCommand::Inspect(args) => {
-            let report = data::inspect(&args.dir).map_err(Failed::bad_input)?;
+            let report = data::inspect(&args.dir).map_err(CliError::bad_input)?;
             match args.json {
                 true => {
                     say(serde_json::json!(report));
@@ -109,8 +109,8 @@ pub fn execute(command: &DataCommand) -> Outcome {
         DataCommand::Preview(args) => preview::execute(args)?,
         DataCommand::Sample(args) => {
             let spec = args.spec.load()?;
-            let task = tasks().of(&spec).map_err(Failed::bad_input)?;
-            task.write_sample(&spec, args.index, &args.out).map_err(Failed::bad_input)?;
+            let task = tasks().of(&spec).map_err(CliError::bad_input)?;
+            task.write_sample(&spec, args.index, &args.out).map_err(CliError::bad_input)?;
             say(format_args!("sample {} written to {}", args.index, args.out.display()));
         }
         DataCommand::MakeCheckpoint(args) => {
@@ -122,9 +122,9 @@ pub fn execute(command: &DataCommand) -> Outcome {
                 seed: args.seed,
             };
             let made = tasks().cpu.iter().find_map(|task| task.make_checkpoint(&job)).ok_or_else(|| {
-                Failed::usage(format!("{}: no task trains such a model", args.like.display()))
+                CliError::usage(format!("{}: no task trains such a model", args.like.display()))
             })?;
-            let made = made.map_err(Failed::bad_input)?;
+            let made = made.map_err(CliError::bad_input)?;
             say(format_args!(
                 "{}: {} parameters in {} tensors, {} in {} file{}",
                 args.out.display(),

@@ -7,7 +7,7 @@ use coxswain_proto::run_spec::DeviceChoice;
 
 use crate::{
     commands::spec_args::of_run,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     render::say,
     tasks::{chosen_device, tasks},
 };
@@ -39,7 +39,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     let device = chosen_device(args.device.unwrap_or(spec.launch.device))?;
     let (step, error) = tasks().evaluate(&spec, device, args.ema)?;
     let Some(error) = error else {
-        return Err(Failed::usage(
+        return Err(CliError::usage(
             "nothing to evaluate on: hold samples out (data.holdout_episodes, or your task's own key) and give eval.samples of at least 1",
         ));
     };

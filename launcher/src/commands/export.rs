@@ -4,9 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use coxswain_proto::ids::Step;
-use coxswain_worker::train::{ExportJob, WhichCheckpoint};
+use coxswain_worker::train::{ExportJob, WhichCheckpoint, check_writable};
 
-use crate::{commands::spec_args::of_run, exit::Outcome, render::say, tasks::tasks};
+use crate::{
+    commands::spec_args::of_run,
+    exit::{CliError, Outcome},
+    render::say,
+    tasks::tasks,
+};
 
 /// Flags of `cox export`.
 #[derive(Args, Debug)]
@@ -37,6 +42,11 @@ pub struct ExportArgs {
 /// Writes it.
 pub fn execute(args: &ExportArgs) -> Outcome {
     let spec = of_run(&args.run_dir, &args.overrides)?;
+    let place = args.out.as_ref().or(args.lerobot.as_ref()).unwrap_or(&args.run_dir);
+    check_writable(place).map_err(|error| {
+        let place = place.display();
+        CliError::usage(format_args!("{place}: cannot be written: {error}; name another one with --out"))
+    })?;
     let which = args.step.unwrap_or_default();
     let (out, lerobot) = (args.out.clone(), args.lerobot.clone());
     let job = ExportJob { which, out, ema: args.ema, merged: args.merged, lerobot };

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     commands::spec_args::{choice, of_file, of_run},
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     plan::uses::ANSWERS,
     render::say,
     tasks::{chosen_device, tasks},
@@ -100,8 +100,8 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     let (sampling, batch) = (args.sampling.into(), args.batch as usize);
     let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling, batch };
     let answers = tasks().generate(&job, device)?;
-    let answers =
-        answers.ok_or_else(|| Failed::usage(format!("task {}: its models write no text", spec.task.kind)))?;
+    let answers = answers
+        .ok_or_else(|| CliError::usage(format!("task {}: its models write no text", spec.task.kind)))?;
     let cut = answers.iter().filter(|answer| !answer.ended).count();
     if cut > 0 {
         tracing::warn!("{cut} of {} answers end at --max-new-tokens", answers.len());
@@ -116,12 +116,12 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
 fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
     let (spec, Some(results)) = args.run()? else {
         let remedy = "--audio needs the output directory of a run: an untrained network cannot separate";
-        return Err(Failed::usage(format!("{}: is a file; {remedy}", args.run.display())));
+        return Err(CliError::usage(format!("{}: is a file; {remedy}", args.run.display())));
     };
     let job = ConvertJob { spec: &spec, results, files: &args.audio, out };
     let written = tasks().convert(&job, args.device(&spec)?)?;
     let written = written.ok_or_else(|| {
-        Failed::usage(format!("task {}: its models do not separate recordings", spec.task.kind))
+        CliError::usage(format!("task {}: its models do not separate recordings", spec.task.kind))
     })?;
     for (audio, written) in args.audio.iter().zip(&written) {
         if args.json {
@@ -137,12 +137,12 @@ fn take_apart(args: &GenerateArgs, out: &Path) -> Outcome {
 
 impl GenerateArgs {
     /// What is computed on.
-    fn device(&self, spec: &RunSpec) -> Result<Device, Failed> {
+    fn device(&self, spec: &RunSpec) -> Result<Device, CliError> {
         chosen_device(self.device.unwrap_or(spec.launch.device))
     }
 
     /// The run, and where it has left its results.
-    fn run(&self) -> Result<(RunSpec, Option<&Path>), Failed> {
+    fn run(&self) -> Result<(RunSpec, Option<&Path>), CliError> {
         let overrides: Vec<_> =
             self.overrides.iter().cloned().chain(self.section.as_deref().map(choice)).collect();
         if self.run.is_dir() {
@@ -151,7 +151,7 @@ impl GenerateArgs {
         let spec = of_file(&self.run, &overrides)?;
         match spec.train.init_from {
             None => Ok((spec, None)),
-            Some(_) => Err(Failed::usage(format!(
+            Some(_) => Err(CliError::usage(format!(
                 "{}: `train.init_from` is for training; name the directory it starts from, or remove the \
                  key with train.init_from=",
                 self.run.display()
@@ -159,11 +159,11 @@ impl GenerateArgs {
         }
     }
 
-    fn prompts(&self) -> Result<Vec<Prompt>, Failed> {
+    fn prompts(&self) -> Result<Vec<Prompt>, CliError> {
         let given = |text: &String| Prompt { text: text.clone(), images: self.images.clone() };
         let mut prompts: Vec<Prompt> = self.prompts.iter().map(given).collect();
         if let Some(path) = &self.file {
-            let refused = |problem: String| Failed::usage(format!("--prompts {}{problem}", path.display()));
+            let refused = |problem: String| CliError::usage(format!("--prompts {}{problem}", path.display()));
             let text = fs::read_to_string(path).map_err(|error| refused(format!(": {error}")))?;
             let beside = path.parent().unwrap_or(Path::new(""));
             for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -173,7 +173,7 @@ impl GenerateArgs {
             }
         }
         match prompts.is_empty() {
-            true => Err(Failed::usage(
+            true => Err(CliError::usage(
                 "there is nothing to answer; give --prompt TEXT, --prompts FILE or --audio FILE",
             )),
             false => Ok(prompts),

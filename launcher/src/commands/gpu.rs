@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 
 use crate::{
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     gpu::{Driver, Gpu, Peaks},
     launch::rdzv_conf::wait_of,
     render::{gpu as render, say},
@@ -30,20 +30,20 @@ pub struct GpuArgs {
 
 /// Shows the GPUs.
 pub fn execute(args: &GpuArgs) -> Outcome {
-    let driver = Driver::load().map_err(Failed::bad_input)?;
+    let driver = Driver::load().map_err(CliError::bad_input)?;
     if !args.watch {
-        let gpus = driver.gpus().map_err(Failed::bad_input)?;
+        let gpus = driver.gpus().map_err(CliError::bad_input)?;
         show(args, &gpus, &Peaks::default(), driver.version().as_deref());
         return Ok(());
     }
     let interval = wait_of(args.interval).filter(|interval| !interval.is_zero());
     let interval = interval.ok_or_else(|| {
-        Failed::usage(format!("--interval {}: expected a number of seconds above 0", args.interval))
+        CliError::usage(format!("--interval {}: expected a number of seconds above 0", args.interval))
     })?;
     let enter = on_enter();
     let mut peaks = Peaks::default();
     loop {
-        let gpus = driver.gpus().map_err(Failed::bad_input)?;
+        let gpus = driver.gpus().map_err(CliError::bad_input)?;
         peaks.observe(&gpus);
         if !show(args, &gpus, &peaks, None) {
             return Ok(());

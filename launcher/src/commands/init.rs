@@ -10,7 +10,7 @@ use coxswain_proto::{human, run_spec::RunSpec};
 use coxswain_task::{StarterFile, StarterJob};
 
 use crate::{
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     plan::check::Forecast,
     render::say,
     tasks::{schemas, tasks},
@@ -56,18 +56,22 @@ pub fn execute(args: &InitArgs) -> Outcome {
 }
 
 /// The run file of the task that knows such data, or of the one that is asked for.
-fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> {
+fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, CliError> {
     let all = tasks().cpu;
     let names = || all.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
     let meant: Vec<_> = all.iter().filter(|task| asked.is_none_or(|asked| asked == task.name())).collect();
     if meant.is_empty() {
-        return Err(Failed::usage(format_args!("--task {}: choose one of {}", asked.unwrap_or(""), names())));
+        return Err(CliError::usage(format_args!(
+            "--task {}: choose one of {}",
+            asked.unwrap_or(""),
+            names()
+        )));
     }
-    let refused = |problem: String| Failed::bad_input(format_args!("{}: {problem}", job.data.display()));
+    let refused = |problem: String| CliError::bad_input(format_args!("{}: {problem}", job.data.display()));
     let mut found = Vec::new();
     for task in meant {
         if let Some(file) = task.starter(job) {
-            found.push((task.name(), file.map_err(Failed::bad_input)?));
+            found.push((task.name(), file.map_err(CliError::bad_input)?));
         }
     }
     match &mut *found {
@@ -85,7 +89,7 @@ fn starter(job: &StarterJob<'_>, asked: Option<&str>) -> Result<String, Failed> 
 fn unknown(data: &Path, asked: Option<&str>) -> String {
     let pattern = data.to_string_lossy().contains(['{', '*', '?', '[']);
     if !data.exists() && !pattern {
-        return "is not there; correct the path".to_owned();
+        return "does not exist; correct the path".to_owned();
     }
     let who =
         asked.map_or("no task reads this".to_owned(), |asked| format!("task {asked} does not read this"));
@@ -96,9 +100,9 @@ fn unknown(data: &Path, asked: Option<&str>) -> String {
 }
 
 /// The micro-batch that `cox plan` recommends for this run here; none if not even one sample fits.
-fn fitting(text: &str) -> Result<Option<u64>, Failed> {
+fn fitting(text: &str) -> Result<Option<u64>, CliError> {
     let spec = RunSpec::from_yaml(text, "cox init", &[], schemas())?;
-    let forecast = Forecast::of(&spec, spec.launch.device, 1, 1)?;
+    let forecast = Forecast::predict(&spec, spec.launch.device, 1, 1)?;
     let best = forecast.outlooks.iter().map(|outlook| outlook.best().map(|split| split.micro_batch));
     // Of several kinds of GPUs the one that takes least decides.
     Ok(best.min().flatten())
@@ -111,9 +115,9 @@ fn write_new(out: &Path, text: &str) -> Outcome {
     let remedy = "nothing was written; remove it, or give --out another name";
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => {
-            Failed::usage(format_args!("{}: already exists; {remedy}", out.display()))
+            CliError::usage(format_args!("{}: already exists; {remedy}", out.display()))
         }
-        _ => Failed::usage(format_args!("{}: cannot write: {error}", out.display())),
+        _ => CliError::usage(format_args!("{}: cannot write: {error}", out.display())),
     })
 }
 
@@ -220,7 +224,7 @@ mod tests {
         assert!(refused(dir.path(), Some("sft")).contains("task sft does not read this"));
         assert!(refused(dir.path(), Some("dpo")).contains("--task dpo: choose one of vla_flow, sft"));
         assert!(refused(&assets, None).contains("meta/info.json"));
-        assert!(refused(&assets.join("nowhere"), None).contains("is not there"));
+        assert!(refused(&assets.join("nowhere"), None).contains("does not exist"));
         // A file that is called a table, and is none, is told why.
         let of_file = |name: &str, text: &str| {
             let file = dir.path().join(name);

@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::{
     endpoint,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     log_tail::LogTail,
     render::say,
     run_dir::RunDir,
@@ -47,11 +47,11 @@ pub fn execute(args: &LogsArgs) -> Outcome {
     };
     if !RunDir::is_run(&run) {
         let problem = format!("{}: not the output directory of a run (there is no run.json)", run.display());
-        return Err(Failed::usage(problem));
+        return Err(CliError::usage(problem));
     }
     let mut log = LogTail::new(path(&run, args)?);
     let unreadable = |error: std::io::Error, log: &LogTail| {
-        Failed::usage(format!("{}: {error}{}", log.path().display(), there_are(&run)))
+        CliError::usage(format!("{}: {error}{}", log.path().display(), there_are(&run)))
     };
     let mut last = Vec::new();
     loop {
@@ -83,14 +83,14 @@ pub fn execute(args: &LogsArgs) -> Outcome {
     Ok(())
 }
 
-fn path(run: &Path, args: &LogsArgs) -> Result<PathBuf, Failed> {
+fn path(run: &Path, args: &LogsArgs) -> Result<PathBuf, CliError> {
     let logs = run.join("logs");
     let Some(rank) = args.rank else { return Ok(logs.join("coordinator.log")) };
     let name = if args.stdout { "stdout.log" } else { "stderr.log" };
     let path = logs.join(format!("rank{rank:04}")).join(name);
     match path.is_file() {
         true => Ok(path),
-        false => Err(Failed::usage(format!("{}: there is no such log{}", path.display(), there_are(run)))),
+        false => Err(CliError::usage(format!("{}: there is no such log{}", path.display(), there_are(run)))),
     }
 }
 

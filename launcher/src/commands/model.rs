@@ -9,7 +9,7 @@ use coxswain_task::ForwardJob;
 use coxswain_worker::device;
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::say,
     tasks::{accelerator, tasks},
 };
@@ -59,7 +59,7 @@ pub struct ForwardArgs {
 pub fn execute(command: &ModelCommand) -> Outcome {
     let ModelCommand::Forward(args) = command;
     let device = device::choose(args.device, 0, accelerator())
-        .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
+        .map_err(|missing| CliError::usage(format!("--device {}: {missing}", args.device)))?;
     let job = ForwardJob {
         model: &args.model,
         adapter: args.adapter.as_deref(),
@@ -76,9 +76,9 @@ pub fn execute(command: &ModelCommand) -> Outcome {
     let done = tasks().forward(&job, device).ok_or_else(|| {
         let model = args.model.display();
         let advice = "`cox check` of a run file with this `model.path` says why";
-        Failed::usage(format!("{model}: not the directory of a model that this program reads; {advice}"))
+        CliError::usage(format!("{model}: not the directory of a model that this program reads; {advice}"))
     })?;
-    done.map_err(|error| Failed::new(Exit::BadInput, error))?;
+    done.map_err(|error| CliError::new(Exit::BadInput, error))?;
     say(format_args!("written to {}", args.out.display()));
     Ok(())
 }

@@ -14,7 +14,7 @@ use nix::sys::{
 use super::spec_args::SpecArgs;
 use crate::{
     clock,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     gpu::named::GpuKind,
     plan::{
         Question,
@@ -33,7 +33,7 @@ pub struct PlanArgs {
     /// GPU to plan for, by memory (24GiB) or name (A100-40); repeatable
     #[arg(long, alias = "card", value_name = "GPU", value_parser = GpuKind::parse)]
     gpu: Vec<GpuKind>,
-    /// Print one row for each known GPU: micro-batch x accumulation
+    /// Print one row for each usual GPU: micro-batch x accumulation, peak, time
     #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
     all_gpus: bool,
     /// Print one row for each value of a key, such as lora.rank=8,16,32
@@ -108,10 +108,12 @@ fn varied(args: &PlanArgs, vary: &Vary, began: Instant) -> Outcome {
 }
 
 /// The run file's run with these changes on top.
-fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, Failed> {
+fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, CliError> {
     let spec = args.spec.load_with(changes)?;
     let local = local_ranks(&spec);
-    Question::of(&spec, args.world.map_or(local, u64::from), local)
+    let world = args.world.map_or(local, u64::from);
+    spec.check_world(world as usize)?;
+    Question::new(&spec, world, local)
 }
 
 fn memories(args: &PlanArgs, question: &Question) -> Vec<Memory> {

@@ -10,7 +10,7 @@ use coxswain_worker::device::{ChosenTrainer, Device};
 
 use super::{report, spec_args::SpecArgs};
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     profile::{flame_graph, tables, take},
     render::say,
     tasks::{chosen_device, tasks},
@@ -47,7 +47,7 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
     match chosen_device(spec.launch.device)? {
         Device::Cpu => {}
         Device::Cuda(_) => {
-            return Err(Failed::usage(
+            return Err(CliError::usage(
                 "GPU kernels end after the calls that start them, and `cox profile` times only the calls: \
                  add launch.device=cpu to measure on the CPU, or use NVIDIA's `nsys profile cox worker --config FILE`",
             ));
@@ -56,7 +56,7 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
     let trainer = ChosenTrainer::new(tasks(), Some(spec.launch.device), 0, None);
     let profile = take(&spec, trainer, args.steps)?;
     report::write(&args.out, flame_graph(&profile, &args.spec.config.display().to_string()))
-        .map_err(|problem| Failed::new(Exit::Usage, problem))?;
+        .map_err(|problem| CliError::new(Exit::Usage, problem))?;
     match args.json {
         true => say(profile.json()),
         false => say(format_args!("{}\n\nflame graph: {}", tables(&profile), args.out.display())),
@@ -68,11 +68,11 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self, Failed> {
+    fn new() -> Result<Self, CliError> {
         let dir = std::env::temp_dir().join(format!("cox-profile-{}", std::process::id()));
         let made = fs::create_dir(&dir);
         made.map_err(|error| {
-            Failed::usage(format!("{}: {error}; set TMPDIR to another directory", dir.display()))
+            CliError::usage(format!("{}: {error}; set TMPDIR to another directory", dir.display()))
         })?;
         Ok(Self(dir))
     }

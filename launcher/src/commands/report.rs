@@ -11,7 +11,7 @@ use coxswain_proto::in_place;
 
 use super::{runtime::block_on, spec_args::no_run};
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::say,
     report::{ReportedRun, page},
     run_dir::RunDir,
@@ -42,13 +42,13 @@ pub fn execute(args: &ReportArgs) -> Outcome {
     let first = args.runs.first().map(|run| run.join(PAGE));
     let Some(out) = args.out.clone().or(first) else { return Ok(()) };
     let runs: Vec<_> = args.runs.iter().map(|dir| block_on(ReportedRun::read(dir))).collect();
-    write(&out, page(&runs)).map_err(|problem| Failed::new(Exit::Usage, problem))?;
+    write(&out, page(&runs)).map_err(|problem| CliError::new(Exit::Usage, problem))?;
     for problem in runs.iter().flat_map(|run| &run.problems) {
         tracing::warn!("{problem}");
     }
     say(out.display());
     for run in runs.iter().filter(|_| args.wandb) {
-        let dir = offline_run(run).map_err(|problem| Failed::new(Exit::Usage, problem))?;
+        let dir = offline_run(run).map_err(|problem| CliError::new(Exit::Usage, problem))?;
         say(format_args!("wandb sync {}", dir.display()));
     }
     Ok(())

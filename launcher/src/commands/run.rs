@@ -28,7 +28,7 @@ use crate::{
     clock,
     control::Access,
     credentials::OfLaunch,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::{
         flags::LaunchFlags,
         inputs::process_env,
@@ -103,11 +103,11 @@ pub fn execute(args: &RunArgs, log: &LogFlags, writer: LogWriter) -> Outcome {
         tracing::warn!("the damaged journal is set aside as {}", kept.display());
     }
     let output_dir = Path::new(&spec.run.output_dir);
-    let credentials = OfLaunch::of(output_dir, &process_env, rendezvous::stays_here(&plan))?;
+    let credentials = OfLaunch::resolve(output_dir, &process_env, rendezvous::stays_here(&plan))?;
     let mode = match log.log_format {
         LogFormat::Text => Mode::of_stderr(&args.console),
         // For programs, wherever it goes.
-        LogFormat::Json => Mode::of(&args.console, false),
+        LogFormat::Json => Mode::choose(&args.console, false),
     };
     let terminal = Arc::new(Terminal::new(mode, writer));
     let told = outline.map(|outline| {
@@ -134,16 +134,16 @@ struct PlacedLauncher {
     coordinator: Option<Host>,
     whereabouts: Whereabouts,
     access: Access,
-    /// Its role, if this launcher could take it.
+    /// Role, if this launcher could take it.
     claims: Option<Claims>,
 }
 
 impl Launch<'_> {
     async fn run(&self) -> Outcome {
         let log_dir = &self.plan.output.log_dir;
-        let unusable = |error| Failed::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
+        let unusable = |error| CliError::usage(format!("{}: cannot write logs: {error}", log_dir.display()));
         std::fs::create_dir_all(log_dir).map_err(unusable)?;
-        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let mut signals = signals::catch().map_err(|error| CliError::new(Exit::Internal, error))?;
         let (lost, superseded) = mpsc::channel(1);
         let node_id = node_id();
         let coordinating = self.coordinating(&node_id, lost);
@@ -162,7 +162,7 @@ impl Launch<'_> {
             Contacts { access: access.clone(), relay, coordinator, standby, superseded, signals, terminal };
         let report = supervisor::run(&group, contacts)
             .await
-            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
+            .map_err(|error| CliError::new(Exit::Internal, format!("cannot start the workers: {error}")))?;
         if !coordinating.is_here() {
             return self.conclude(&report, None).await;
         }
@@ -208,7 +208,7 @@ impl Launch<'_> {
         match &kept {
             Ok(()) => tell(Exit::Done, if stopped { "stopped" } else { "finished" }, &success).await,
             Err(failed) => {
-                let text = format!("{success}, but its last checkpoint is not uploaded");
+                let text = format!("{success}, but its last checkpoint could not be uploaded");
                 tell(failed.exit, "failed", &text).await;
             }
         }
@@ -252,7 +252,7 @@ impl Launch<'_> {
         coordinating: &CoordinatorSetup<'_>,
         node_id: &str,
         signals: &mut Signals,
-    ) -> Result<PlacedLauncher, Failed> {
+    ) -> Result<PlacedLauncher, CliError> {
         let claims = Claims::of_run(Path::new(&self.spec.run.output_dir));
         let alone = self.plan.nnodes.max == 1;
         // A launcher that is to start the coordinator may come back to a run that goes on without its
@@ -267,7 +267,8 @@ impl Launch<'_> {
         };
         let (port, mut coordinator) = match role {
             Role::Host(listener) => {
-                let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+                let port =
+                    listener.local_addr().map_err(|error| CliError::new(Exit::Internal, error))?.port();
                 (port, Some(coordinating.begin(listener, port)?))
             }
             Role::Guest => (self.plan.endpoint.port, None),
@@ -289,7 +290,7 @@ impl Launch<'_> {
         let joined = rendezvous::join(&access, &self.plan, &request);
         let place = tokio::select! {
             place = joined => place?,
-            signal = signals.next() => return Err(Failed::silent(Exit::Signal(signal))),
+            signal = signals.next() => return Err(CliError::silent(Exit::Signal(signal))),
             how = ended(&mut coordinator) => {
                 return Err(coordinator_ended_early(how, &self.plan.output.log_dir));
             }
@@ -314,12 +315,12 @@ impl Launch<'_> {
     }
 
     /// Where workers call, if this launcher is to speak for them.
-    async fn relay(&self, access: &Access) -> Result<Option<Arc<Relay>>, Failed> {
+    async fn relay(&self, access: &Access) -> Result<Option<Arc<Relay>>, CliError> {
         if !self.plan.speech.one_stream {
             return Ok(None);
         }
         let relay = Relay::start(access.clone(), &self.credentials.credentials).await;
-        let failed = |error| Failed::internal(format!("cannot listen to workers on 127.0.0.1: {error}"));
+        let failed = |error| CliError::internal(format!("cannot listen to workers on 127.0.0.1: {error}"));
         relay.map(Some).map_err(failed)
     }
 
@@ -382,11 +383,11 @@ impl Launch<'_> {
 }
 
 /// What it means that our coordinator has ended before this launcher had its place.
-fn coordinator_ended_early(how: ProcessExit, log_dir: &Path) -> Failed {
+fn coordinator_ended_early(how: ProcessExit, log_dir: &Path) -> CliError {
     match how {
         // It has said why.
-        ProcessExit::Code(code) if code != 0 && !host::died(how) => Failed::silent(Exit::of_child(code)),
-        how => Failed::new(
+        ProcessExit::Code(code) if code != 0 && !host::died(how) => CliError::silent(Exit::of_child(code)),
+        how => CliError::new(
             Exit::CoordinatorLost,
             format!(
                 "the coordinator ended before the run began ({how}); see {}/coordinator.log",

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{runtime::block_on, spec_args::no_run};
 use crate::{
     endpoint,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{runs as render, say},
     report::Story,
     run_dir::RunDir,
@@ -41,7 +41,7 @@ pub struct DiffArgs {
 
 /// Lists runs, the newest last.
 pub fn list(args: &RunsArgs) -> Outcome {
-    let unreadable = |error| Failed::usage(format!("{}: {error}", args.runs.display()));
+    let unreadable = |error| CliError::usage(format!("{}: {error}", args.runs.display()));
     let entries = std::fs::read_dir(&args.runs).map_err(unreadable)?;
     let below = entries.flatten().map(|entry| entry.path());
     let began = |dir: &PathBuf| std::fs::metadata(dir.join("run.json")).and_then(|file| file.modified()).ok();
@@ -69,7 +69,7 @@ pub fn diff(args: &DiffArgs) -> Outcome {
     }
     let [first, second] = [&args.first, &args.second].map(|dir| block_on(RunDir::read(dir)));
     if let Some(problem) = [&first, &second].into_iter().flat_map(RunDir::damage).next() {
-        return Err(Failed::new(Exit::BadInput, problem));
+        return Err(CliError::new(Exit::BadInput, problem));
     }
     let differences = render::differences(&first, &second);
     match args.json {

@@ -8,7 +8,7 @@ use coxswain_worker::{
 };
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     gpu::Driver,
     render::{
         say,
@@ -34,7 +34,7 @@ pub struct SelftestArgs {
 /// Tests this node.
 pub fn execute(args: &SelftestArgs) -> Outcome {
     let device = device::choose(args.device, 0, accelerator())
-        .map_err(|missing| Failed::usage(format!("--device {}: {missing}", args.device)))?;
+        .map_err(|missing| CliError::usage(format!("--device {}: {missing}", args.device)))?;
     let mut findings = if device == Device::Cpu { Vec::new() } else { gpus() };
     match args.first {
         true => findings.extend(selftest::first(device, accelerator())),
@@ -52,7 +52,7 @@ pub fn execute(args: &SelftestArgs) -> Outcome {
     };
     match failed {
         0 => Ok(()),
-        _ => Err(Failed::silent(Exit::Internal)),
+        _ => Err(CliError::silent(Exit::Internal)),
     }
 }
 

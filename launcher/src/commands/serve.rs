@@ -13,7 +13,7 @@ use coxswain_serve::{Door, Model, Port, ServeError, Server, Tls};
 use crate::{
     commands::{runtime::block_on, spec_args::of_run},
     credentials,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::inputs::process_env,
     render::say,
     supervise::signals,
@@ -60,7 +60,7 @@ pub struct ServeArgs {
 pub fn execute(args: &ServeArgs) -> Outcome {
     if let Some(change) = args.set.as_ref().filter(|name| name.contains('=')) {
         let told = "names a data set; an override is written without it";
-        return Err(Failed::usage(format!("--set {change}: {told}: {}", human::word(change))));
+        return Err(CliError::usage(format!("--set {change}: {told}: {}", human::word(change))));
     }
     let set = args.set.iter().map(|name| format!("serve.set={name}"));
     let overrides: Vec<_> = args.overrides.iter().cloned().chain(set).collect();
@@ -75,21 +75,21 @@ pub fn execute(args: &ServeArgs) -> Outcome {
         let model = Model::start(max_batch, move || {
             let responder = tasks().responder(&spec, &dir, device)?;
             responder.ok_or_else(|| {
-                Failed::usage(format!("task {kind} trains no policy, so there is nothing to serve"))
+                CliError::usage(format!("task {kind} trains no policy, so there is nothing to serve"))
             })
         })?;
-        Server::start(port, model, door).map_err(Failed::from)
+        Server::start(port, model, door).map_err(CliError::from)
     };
     tracing::info!("loading the policy of {} on {device}", args.run_dir.display());
     // A thread of its own: a signal that arrives while a large model is read does not wait for it.
     let (tell, started) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || tell.send(start()));
     block_on(async {
-        let mut signals = signals::catch().map_err(Failed::internal)?;
+        let mut signals = signals::catch().map_err(CliError::internal)?;
         let server = tokio::select! {
             // Nothing is under way yet that a signal could interrupt.
-            number = signals.next() => return Err(Failed::silent(Exit::Signal(number))),
-            started = started => started.map_err(|_| Failed::new(Exit::Internal, "the server did not start"))??,
+            number = signals.next() => return Err(CliError::silent(Exit::Signal(number))),
+            started = started => started.map_err(|_| CliError::new(Exit::Internal, "the server did not start"))??,
         };
         say(format_args!("serving at {scheme}://{} on {device}", server.address()));
         let number = signals.next().await;
@@ -103,7 +103,7 @@ pub fn execute(args: &ServeArgs) -> Outcome {
 }
 
 impl ServeArgs {
-    fn door(&self) -> Result<Door, Failed> {
+    fn door(&self) -> Result<Door, CliError> {
         let tls = match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Some(Tls::load(cert, key)?),
             _ => None,
@@ -112,8 +112,8 @@ impl ServeArgs {
     }
 
     /// As everywhere: of 128 bits at least, and from a file that nobody else may read or own.
-    fn token(&self) -> Result<Option<String>, Failed> {
-        let refused = |error| Failed::usage(format!("--token-file: {error}"));
+    fn token(&self) -> Result<Option<String>, CliError> {
+        let refused = |error| CliError::usage(format!("--token-file: {error}"));
         let tokens = match &self.token_file {
             Some(path) => Some(Tokens::of_file(path).map_err(refused)?),
             None => credentials::of_env(&process_env)?.tokens().cloned(),
@@ -122,8 +122,8 @@ impl ServeArgs {
     }
 
     /// Where to listen, if strangers there are kept out.
-    fn address(&self, door: &Door) -> Result<SocketAddr, Failed> {
-        let refused = |problem: &str| Failed::usage(format!("--listen {}: {problem}", self.listen));
+    fn address(&self, door: &Door) -> Result<SocketAddr, CliError> {
+        let refused = |problem: &str| CliError::usage(format!("--listen {}: {problem}", self.listen));
         let found = match self.listen.parse::<u16>() {
             // A port alone is one of this machine's own.
             Ok(port) => ("127.0.0.1", port).to_socket_addrs(),
@@ -152,7 +152,7 @@ impl ServeArgs {
     }
 }
 
-impl From<ServeError> for Failed {
+impl From<ServeError> for CliError {
     fn from(error: ServeError) -> Self {
         match error {
             ServeError::Port { .. } | ServeError::Tls { .. } | ServeError::WithoutTls => Self::usage(error),

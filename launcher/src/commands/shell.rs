@@ -6,7 +6,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::{
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     render::say,
 };
 
@@ -41,7 +41,7 @@ pub fn script(shell: Shell, mut program: Command) -> String {
 
 /// Writes a page for each command of `program`.
 pub fn man(args: &ManArgs, program: Command) -> Outcome {
-    pages(&args.dir, program).map_err(|error| Failed::usage(format!("{}: {error}", args.dir.display())))
+    pages(&args.dir, program).map_err(|error| CliError::usage(format!("{}: {error}", args.dir.display())))
 }
 
 /// Writes the pages.

@@ -6,7 +6,7 @@ use clap::Args;
 use coxswain_simulator::{play, script::Script};
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::say,
 };
 
@@ -28,7 +28,7 @@ pub struct SimulateArgs {
 pub fn execute(args: &SimulateArgs) -> Outcome {
     let mut script = match &args.script {
         Some(path) => {
-            let script = Script::load(path).map_err(Failed::usage)?;
+            let script = Script::load(path).map_err(CliError::usage)?;
             Script { seed: args.seed.unwrap_or(script.seed), ..script }
         }
         None => Script::drawn(args.seed.unwrap_or_default()),
@@ -38,6 +38,6 @@ pub fn execute(args: &SimulateArgs) -> Outcome {
     say(report.to_string());
     match report.violations.is_empty() {
         true => Ok(()),
-        false => Err(Failed::new(Exit::Internal, "the simulated run violated an invariant")),
+        false => Err(CliError::new(Exit::Internal, "the simulated run violated an invariant")),
     }
 }

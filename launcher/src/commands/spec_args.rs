@@ -11,7 +11,7 @@ use coxswain_worker::train::{TrainError, check_base, check_brought, content_dige
 
 use crate::{
     endpoint,
-    exit::Failed,
+    exit::{CliError, Outcome},
     tasks::{schemas, tasks},
 };
 
@@ -34,16 +34,16 @@ pub struct SpecArgs {
 
 impl SpecArgs {
     /// Reads and checks the run.
-    pub fn load(&self) -> Result<RunSpec, Failed> {
+    pub fn load(&self) -> Result<RunSpec, CliError> {
         self.load_with(&[])
     }
 
     /// The same with further changes. The output directory of a run stands for what ran in it.
-    pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, Failed> {
+    pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, CliError> {
         let changes = [&self.changes(), changes].concat();
         let given = self.config.display();
         if given.to_string().contains('=') && !self.config.exists() {
-            return Err(Failed::usage(format!(
+            return Err(CliError::usage(format!(
                 "{given}: an override; the run file comes first: FILE {given}"
             )));
         }
@@ -55,7 +55,7 @@ impl SpecArgs {
 
     /// The run, with the content of its pretrained model and of what it starts from in its identity: for
     /// those who launch it. Where the file says a digest, workers hold what they read against that.
-    pub fn load_to_launch(&self) -> Result<RunSpec, Failed> {
+    pub fn load_to_launch(&self) -> Result<RunSpec, CliError> {
         let mut spec = self.load()?;
         pin(&mut spec)?;
         Ok(spec)
@@ -74,14 +74,14 @@ pub fn choice(section: &str) -> String {
 }
 
 /// Finds `train.init_digest` and `train.base_digest` where the run file leaves them to the launch.
-pub fn pin(spec: &mut RunSpec) -> Result<(), Failed> {
+pub fn pin(spec: &mut RunSpec) -> Result<(), CliError> {
     let before = launched_before(spec);
     pin_as(spec, before)
 }
 
 /// The same for a run that was launched like this before, if it is to go on.
-pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), Failed> {
-    let task = tasks().of(spec).map_err(Failed::bad_input)?;
+pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), CliError> {
+    let task = tasks().of(spec).map_err(CliError::bad_input)?;
     if spec.train.init_from.is_some() {
         // A run that goes on has its own: what it once started from need not be there any more.
         let known = before.as_ref().filter(|before| before.train.init_from == spec.train.init_from);
@@ -117,31 +117,55 @@ pub fn launched_before(spec: &RunSpec) -> Option<RunSpec> {
 }
 
 /// The run of an output directory, as it was trained but for these changes.
-pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
+pub fn of_run(run_dir: &Path, changes: &[String]) -> Result<RunSpec, CliError> {
     let file = file_of_run(run_dir)?;
     let mut overrides = vec![placed(run_dir)];
     // What reads a run is one process, and has nobody to share frozen weights out with.
     overrides.push("memory.shard=none".into());
+    let trained = (!changes.is_empty()).then(|| of_file(&file, &overrides)).transpose()?;
     overrides.extend(changes.iter().cloned());
     let spec = of_file(&file, &overrides)?;
+    trained.map_or(Ok(()), |trained| refuse_other_model(run_dir, &trained, &spec))?;
     find_model(&spec).map(|()| spec)
 }
 
+/// Sections that say nothing of what weights a checkpoint has; all others are of a task's networks.
+const OUTSIDE: [&str; 7] = ["cache", "data", "eval", "optimizer", "run", "task", "train"];
+/// Keys of the others by which the same weights are read elsewhere, or otherwise.
+const OF_READING: [&str; 4] = ["path", "weights_dtype", "activations_dtype", "sampling_steps"];
+
+/// Refuses to read weights as those of a model that they are not: with another `lora.alpha` they would be
+/// another adapter, without a word.
+fn refuse_other_model(run_dir: &Path, trained: &RunSpec, spec: &RunSpec) -> Outcome {
+    let is_other = |key: &str| {
+        let (section, name) = key.split_once('.').unwrap_or_default();
+        !OUTSIDE.contains(&section) && !OF_READING.contains(&name)
+    };
+    let differences = document::differences(trained, spec);
+    match differences.iter().find(|of| !of.may_change() && is_other(&of.key)) {
+        Some(other) => Err(CliError::usage(format!(
+            "{}: its weights are those of a run with another {other}; leave the override out",
+            run_dir.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a run whose pretrained model has gone, or has become another one.
-fn find_model(spec: &RunSpec) -> Result<(), Failed> {
+fn find_model(spec: &RunSpec) -> Result<(), CliError> {
     let Some(base) = spec.base() else { return Ok(()) };
     let (key, path) = (base.key, Path::new(base.path));
     if !place::is_remote(path) && !hub::directory(path, Repository::Model).is_ok_and(|dir| dir.exists()) {
         let told =
-            "the model that this run was trained on is not there; if it has moved, say where it is now";
-        return Err(Failed::bad_input(format!("{key} {}: {told}: {key}=DIR", base.path)));
+            "the model that this run was trained on does not exist; if it has moved, give its new path";
+        return Err(CliError::bad_input(format!("{key} {}: {told}: {key}=DIR", base.path)));
     }
-    Ok(check_base(tasks().of(spec).map_err(Failed::bad_input)?, spec)?)
+    Ok(check_base(tasks().of(spec).map_err(CliError::bad_input)?, spec)?)
 }
 
 /// Refuses a path that is no run's output directory, of which each has this `sign`. A run file has one, and
 /// says where.
-pub fn no_run(path: &Path, sign: &Path) -> Failed {
+pub fn no_run(path: &Path, sign: &Path) -> CliError {
     let of_file = path.is_file().then(|| RunSpec::load(path, &[], schemas()).ok()).flatten();
     let remedy = match of_file {
         Some(spec) => format!("it is a run file: name its run.output_dir, {}", spec.run.output_dir),
@@ -150,11 +174,11 @@ pub fn no_run(path: &Path, sign: &Path) -> Failed {
             .into(),
     };
     let (path, sign) = (path.display(), sign.display());
-    Failed::usage(format!("{path}: not the output directory of a run (there is no {sign}); {remedy}"))
+    CliError::usage(format!("{path}: not the output directory of a run (there is no {sign}); {remedy}"))
 }
 
 /// Where an output directory says what was trained in it.
-fn file_of_run(run_dir: &Path) -> Result<PathBuf, Failed> {
+fn file_of_run(run_dir: &Path) -> Result<PathBuf, CliError> {
     let file = run_dir.join(endpoint::SPEC_FILE);
     // One that was launched and has not trained yet.
     let launched = run_dir.join("logs").join(endpoint::SPEC_FILE);
@@ -171,7 +195,7 @@ fn placed(run_dir: &Path) -> String {
 }
 
 /// The run of a file, whose buckets are read through its cache from now on.
-pub fn of_file(file: &Path, changes: &[String]) -> Result<RunSpec, Failed> {
+pub fn of_file(file: &Path, changes: &[String]) -> Result<RunSpec, CliError> {
     let spec = RunSpec::load(file, changes, schemas())?;
     place::keep(&spec.data.bucket_cache);
     Ok(spec)

@@ -13,7 +13,7 @@ use crate::{
     bucket::Record,
     control::{prompt, unhurried},
     endpoint::Target,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{json, runs, say, status as text},
     report::Story,
     run_dir::RunDir,
@@ -55,7 +55,7 @@ pub fn status(args: &StatusArgs) -> Outcome {
         let answer = access
             .look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
             .await?;
-        let kept = Record::read(Path::new(&answer.output_dir));
+        let kept = Record::load(Path::new(&answer.output_dir));
         match (args.json, kept) {
             (true, kept) => say(json::status(&answer, kept.as_ref())),
             (false, None) => say(text::status(&answer)),
@@ -67,7 +67,7 @@ pub fn status(args: &StatusArgs) -> Outcome {
 
 /// Where a run was when it ended, if it did: its directory tells. One that was broken off goes on when it is
 /// launched again, which is what `otherwise` says.
-async fn left_behind(args: &StatusArgs, otherwise: Failed) -> Outcome {
+async fn left_behind(args: &StatusArgs, otherwise: CliError) -> Outcome {
     let Some(dir) = args.target.run_dir().filter(|dir| RunDir::is_run(dir)) else {
         return Err(otherwise);
     };

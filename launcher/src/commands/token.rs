@@ -7,7 +7,7 @@ use coxswain_identity::{Scope, Token, Tokens, certificate};
 
 use crate::{
     credentials,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     launch::inputs::process_env,
     render::say,
 };
@@ -33,7 +33,7 @@ pub fn execute(args: &TokenArgs) -> Outcome {
         let credentials = credentials::of_env(&process_env)?;
         let token = credentials.tokens().and_then(|tokens| tokens.for_scope(Scope::Read));
         let token =
-            token.ok_or_else(|| Failed::usage("--certificate: set COX_TOKEN or COX_TOKEN_FILE first"))?;
+            token.ok_or_else(|| CliError::usage("--certificate: set COX_TOKEN or COX_TOKEN_FILE first"))?;
         let (pem, name) = certificate(&token)?;
         say(format_args!("# server name: {name}\n{}", pem.trim_end()));
         return Ok(());

@@ -18,7 +18,7 @@ use super::runtime::block_on;
 use crate::{
     clock, endpoint,
     endpoint::Target,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::inputs::process_env,
     run_dir::RunDir,
     supervise::signals,
@@ -56,14 +56,14 @@ const FIRST: Duration = Duration::from_millis(20);
 pub fn execute(args: &TopArgs) -> Outcome {
     let targets = targets(args)?;
     if !stdin().is_terminal() || !stdout().is_terminal() {
-        return Err(Failed::usage("cox top needs a terminal; `cox status` and `cox watch` can be piped"));
+        return Err(CliError::usage("cox top needs a terminal; `cox status` and `cox watch` can be piped"));
     }
     block_on(show(targets))
 }
 
-fn targets(args: &TopArgs) -> Result<Vec<Target>, Failed> {
+fn targets(args: &TopArgs) -> Result<Vec<Target>, CliError> {
     if let Some(stranger) = args.runs.iter().find(|dir| !RunDir::is_run(dir)) {
-        return Err(Failed::usage(format!(
+        return Err(CliError::usage(format!(
             "{}: not the output directory of a run (there is no run.json)",
             stranger.display()
         )));
@@ -81,7 +81,7 @@ fn targets(args: &TopArgs) -> Result<Vec<Target>, Failed> {
 }
 
 async fn show(targets: Vec<Target>) -> Outcome {
-    let unusable = |error| Failed::new(Exit::Internal, format!("the terminal cannot be used: {error}"));
+    let unusable = |error| CliError::new(Exit::Internal, format!("the terminal cannot be used: {error}"));
     let mut app = App::new(targets.iter().map(label));
     let theme = Theme::new(process_env("NO_COLOR").is_none());
     let mut signals = signals::catch().map_err(unusable)?;
@@ -115,7 +115,7 @@ async fn show(targets: Vec<Target>) -> Outcome {
             }
             Some((run, update)) = updates.recv() => {
                 let is_first = matches!(update, Update::Status(_)) && app.runs[run].status.run_id.is_empty();
-                app.take(run, update);
+                app.apply(run, update);
                 if is_first {
                     next_frame = clock::now() + FIRST;
                 }

@@ -14,7 +14,7 @@ use super::runtime::block_on;
 use crate::{
     control::prompt,
     endpoint::Target,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{events, json, say},
     supervise::{
         console::{Console, LogWriter, Terminal},
@@ -130,8 +130,8 @@ impl End {
     fn outcome(&self) -> Outcome {
         match self.phase {
             RunPhase::Finished | RunPhase::Stopping => Ok(()),
-            RunPhase::Failed => Err(Failed::silent(self.cause.map_or(Exit::WorkerFailed, Exit::of_cause))),
-            _ => Err(Failed::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
+            RunPhase::Failed => Err(CliError::silent(self.cause.map_or(Exit::WorkerFailed, Exit::of_cause))),
+            _ => Err(CliError::new(Exit::CoordinatorLost, "the coordinator ended before the run did")),
         }
     }
 }

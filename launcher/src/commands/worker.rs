@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     credentials,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     gpu::Sensors,
     launch::{
         data_place::DataPlace,
@@ -74,7 +74,7 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
     // A world of one has no ring, but every worker registers where it could be called.
     let address = Address::of(&slot.local_addr, slot.data.port);
     let listener =
-        RingListener::bind(address.host_port()).map_err(|error| Failed::new(Exit::Rendezvous, error))?;
+        RingListener::bind(address.host_port()).map_err(|error| CliError::new(Exit::Rendezvous, error))?;
     let listener = listener.with_shared_memory(process_env("COX_RING_SHARED_MEMORY").as_deref() != Some("0"));
     let credentials = credentials::of_env(&process_env)?;
     let listener = listener.with_tokens(credentials.tokens().cloned());
@@ -102,13 +102,13 @@ pub fn execute(args: &WorkerArgs) -> Outcome {
             SessionError::Failed { kind, .. } => Exit::of_failure(*kind),
             SessionError::Protocol { .. } => Exit::Internal,
         };
-        Failed::new(exit, error)
+        CliError::new(exit, error)
     })
 }
 
 impl WorkerArgs {
     /// What the command line or the launcher says; the run file has the last word where neither does.
-    fn device(&self, env: Env<'_>) -> Result<Option<DeviceChoice>, Failed> {
+    fn device(&self, env: Env<'_>) -> Result<Option<DeviceChoice>, CliError> {
         let flag = self.device.as_ref();
         let given = flag.map(|text| SettingText { text: text.clone(), source: "--device".to_owned() });
         let given = given.or_else(|| SettingText::variable("COX_DEVICE", env));
@@ -131,12 +131,12 @@ struct Slot {
 }
 
 impl Slot {
-    fn from_env(env: Env<'_>) -> Result<Self, Failed> {
+    fn from_env(env: Env<'_>) -> Result<Self, CliError> {
         let master =
             || Some(Address::of(&env("MASTER_ADDR")?, env("MASTER_PORT")?.parse().ok()?).to_string());
 
         let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
-            Failed::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
+            CliError::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
         })?;
         let number = |name: &str, absent: u32| match SettingText::variable(name, env) {
             Some(given) => given.parse("a whole number"),
@@ -145,7 +145,7 @@ impl Slot {
         let world_size = number("WORLD_SIZE", 1)?;
         let rank = number("RANK", 0)?;
         if rank >= world_size {
-            return Err(Failed::usage(format!(
+            return Err(CliError::usage(format!(
                 "RANK {rank}: WORLD_SIZE is {world_size}, and ranks count from 0"
             )));
         }
@@ -176,9 +176,9 @@ impl Slot {
 }
 
 /// The number of a coordinator and the directory of its successors, from `NUMBER:DIR`.
-fn announced(text: &str) -> Result<(PathBuf, u64), Failed> {
+fn announced(text: &str) -> Result<(PathBuf, u64), CliError> {
     let parts = text.split_once(':').and_then(|(number, dir)| Some((dir.into(), number.parse().ok()?)));
-    parts.ok_or_else(|| Failed::usage(format!("{CLAIMS} {text}: expected NUMBER:DIR, as launchers set it")))
+    parts.ok_or_else(|| CliError::usage(format!("{CLAIMS} {text}: expected NUMBER:DIR, as launchers set it")))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Its number in the driver's order.
+    /// Number in the driver's order.
     pub index: u32,
     /// Product name.
     pub name: String,
@@ -26,9 +26,9 @@ pub struct Gpu {
 /// A process that computes on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuProcess {
-    /// Its id.
+    /// Id.
     pub pid: u32,
-    /// Its command, where this user may see it.
+    /// Command, where this user may see it.
     pub command: Option<String>,
     /// Bytes it holds on the GPU, where the driver tells.
     pub used: Option<u64>,
@@ -53,7 +53,7 @@ impl Peaks {
     }
 
     /// The largest use seen of a GPU.
-    pub fn of(&self, gpu: &Gpu) -> u64 {
+    pub fn peak(&self, gpu: &Gpu) -> u64 {
         self.0.get(&gpu.index).copied().unwrap_or(gpu.used)
     }
 }
@@ -81,8 +81,8 @@ mod tests {
         for used in [10, 70, 20] {
             peaks.observe(&[gpu(used)]);
         }
-        assert_eq!(peaks.of(&gpu(20)), 70);
+        assert_eq!(peaks.peak(&gpu(20)), 70);
         peaks.reset();
-        assert_eq!(peaks.of(&gpu(20)), 20);
+        assert_eq!(peaks.peak(&gpu(20)), 20);
     }
 }

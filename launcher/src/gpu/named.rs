@@ -44,29 +44,36 @@ const GPUS: [(&str, u64); 25] = [
 
 /// What tensor cores do at most with bfloat16 (float16 where there is none) and sums in float32, without
 /// sparsity, in 10^12 operations a second, by their makers' data sheets.
-const PEAKS: [(&str, f64); 16] = [
+const PEAKS: [(&str, f64); 19] = [
     ("V100", 125.0),
     ("T4", 65.0),
     ("RTX3090", 71.0),
+    ("RTX4070", 58.3),
+    ("RTX4080", 97.5),
     ("RTX4090", 165.2),
     ("RTX5090", 209.5),
-    ("A10-", 125.0),
-    ("L4-", 121.0),
+    ("A10", 125.0),
+    ("L4", 121.0),
     ("A100", 312.0),
     ("A6000", 154.8),
-    ("RTX6000Ada", 364.2),
+    ("RTX6000ADA", 364.2),
+    ("RTXPRO6000", 503.8),
     ("L40S", 362.1),
     ("H100", 989.4),
-    ("H20-", 148.0),
+    ("H20", 148.0),
     ("H200", 989.4),
     ("GB10", 125.0),
     ("B200", 2250.0),
 ];
 
-/// The most that a GPU of this name computes with half precision, in operations a second; none where it is
-/// not known.
+/// The most that a GPU of this name, as the driver or people say it, computes with half precision, in
+/// operations a second; none where it is not known.
 pub fn bfloat16_peak(name: &str) -> Option<f64> {
-    PEAKS.iter().find(|(begins, _)| name.starts_with(begins)).map(|(_, peak)| peak * 1e12)
+    let name = name.to_ascii_uppercase().replace("RTX A", "A").replace("RTX ", "RTX").replace("PRO ", "PRO");
+    let name = name.replace(" ADA", "ADA");
+    let mut words = name.split(['-', ' ']);
+    let peak = |word| PEAKS.iter().find(|(model, _)| *model == word).map(|(_, peak)| peak * 1e12);
+    words.find_map(peak).filter(|_| !name.contains("LAPTOP"))
 }
 
 /// Words in the names of GPUs with tensor cores for float16 and none for bfloat16: Volta and Turing, before
@@ -81,8 +88,19 @@ pub fn multiplies_bfloat16(name: &str) -> bool {
 }
 
 /// Sizes that stand for their kind in an overview.
-const OVERVIEW: [&str; 7] =
-    ["RTX4070-12", "RTX4080-16", "RTX4090-24", "A100-40", "L40S-48", "A100-80", "H200-141"];
+const OVERVIEW: [&str; 11] = [
+    "RTX4070-12",
+    "RTX4080-16",
+    "RTX4090-24",
+    "A100-40",
+    "L40S-48",
+    "RTX6000Ada-48",
+    "A100-80",
+    "RTXPRO6000-96",
+    "GB10-128",
+    "H200-141",
+    "B200-180",
+];
 
 impl GpuKind {
     /// From `24GiB`, `24G`, `24564MiB`, or a GPU's name: `A100-40`, `a100-80`, or without the size where
@@ -102,7 +120,7 @@ impl GpuKind {
         match found[..] {
             [(name, mib)] => Ok(Self { name: (*name).to_owned(), total: mib << 20, used: 0 }),
             [] => Err(format!(
-                "{text}: not a GPU known here; give its memory (24GiB), or one of {}",
+                "{text}: unknown GPU; give its memory (24GiB), or one of {}",
                 GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
@@ -155,6 +173,28 @@ mod tests {
     }
 
     #[test]
+    fn a_peak_is_found_by_either_name_and_every_gpu_of_the_overview_has_one() {
+        let peak = |name: &str| bfloat16_peak(name).map(|peak| peak / 1e12);
+        let drivers = [
+            ("0 NVIDIA GeForce RTX 4090", "RTX4090-24"),
+            ("1 NVIDIA RTX 6000 Ada Generation", "RTX6000Ada-48"),
+            ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTXPRO6000-96"),
+            ("NVIDIA RTX A6000", "A6000-48"),
+            ("NVIDIA A100-SXM4-80GB", "A100-80"),
+            ("NVIDIA A10", "A10-24"),
+            ("NVIDIA L40S", "L40S-48"),
+        ];
+        for (driver, name) in drivers {
+            assert!(peak(driver).is_some() && peak(driver) == peak(name), "{driver}");
+        }
+        for unknown in ["NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "24GiB", "Quadro RTX 6000"]
+        {
+            assert_eq!(peak(unknown), None, "{unknown}");
+        }
+        assert!(OVERVIEW.iter().all(|name| peak(name).is_some()));
+    }
+
+    #[test]
     fn a_gpu_is_known_by_size_and_by_name() {
         let total = |text: &str| GpuKind::parse(text).map(|gpu| gpu.total);
         assert_eq!(total("24GiB"), Ok(24 << 30));
@@ -164,7 +204,7 @@ mod tests {
         assert_eq!(total("A100 80GB"), Ok(81_920 << 20));
         assert_eq!(total("h200"), Ok(143_771 << 20));
         assert!(total("A100").is_err_and(|error| error.contains("A100-40, A100-80")));
-        assert!(total("Voodoo2").is_err_and(|error| error.contains("not a GPU known here")));
+        assert!(total("Voodoo2").is_err_and(|error| error.contains("unknown GPU")));
         assert!(total("0GiB").is_err());
         assert_eq!(GpuKind::overview().len(), OVERVIEW.len());
     }

@@ -54,7 +54,7 @@ impl Driver {
         })
     }
 
-    /// Its version, for people.
+    /// Version, for people.
     pub fn version(&self) -> Option<String> {
         self.0.sys_driver_version().ok()
     }

@@ -1,7 +1,7 @@
 //! Where a worker listens for its neighbours, and where they are told to call, if the environment says so.
 
 use super::inputs::{Env, SettingText};
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// Of one worker. All workers of a launcher inherit one environment: each takes the port of its number.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct DataPlace {
 
 impl DataPlace {
     /// From `COX_DATA_PORT` and `COX_ADVERTISE`.
-    pub fn from_env(env: Env<'_>, local_rank: u32) -> Result<Self, Failed> {
+    pub fn from_env(env: Env<'_>, local_rank: u32) -> Result<Self, CliError> {
         let first = SettingText::variable("COX_DATA_PORT", env).map(|given| given.parse("a whole number"));
         let port = match first.transpose()?.unwrap_or(0u32) {
             0 => 0,
@@ -26,9 +26,9 @@ impl DataPlace {
 }
 
 /// The port of a worker, by its number on its machine.
-fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, Failed> {
+fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, CliError> {
     u16::try_from(first + u64::from(local_rank)).map_err(|_| {
-        Failed::usage(format!(
+        CliError::usage(format!(
             "{name} {first}: the worker with number {local_rank} on this machine would listen on port {}; ports \
              end at 65535",
             first + u64::from(local_rank)
@@ -37,10 +37,10 @@ fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, Failed> {
 }
 
 /// `HOST:PORT` of a worker, from that of its machine's first.
-fn advertised(text: &str, local_rank: u32) -> Result<String, Failed> {
+fn advertised(text: &str, local_rank: u32) -> Result<String, CliError> {
     let parts = text.rsplit_once(':').and_then(|(host, first)| Some((host, first.parse().ok()?)));
     let (host, first) =
-        parts.ok_or_else(|| Failed::usage(format!("COX_ADVERTISE {text}: expected HOST:PORT")))?;
+        parts.ok_or_else(|| CliError::usage(format!("COX_ADVERTISE {text}: expected HOST:PORT")))?;
     Ok(format!("{host}:{}", port(first, local_rank, "COX_ADVERTISE")?))
 }
 

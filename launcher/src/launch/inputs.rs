@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// Reads environment variables; a function, so that tests need not touch the process's own.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -37,18 +37,18 @@ impl SettingText {
     }
 
     /// Parses the text; `expected` completes "expected ...".
-    pub fn parse<T: FromStr>(&self, expected: &str) -> Result<T, Failed> {
+    pub fn parse<T: FromStr>(&self, expected: &str) -> Result<T, CliError> {
         self.text.trim().parse().map_err(|_| self.wrong(format_args!("expected {expected}")))
     }
 
     /// An error about this setting.
-    pub fn wrong(&self, what: impl fmt::Display) -> Failed {
-        Failed::usage(format!("{} {}: {what}", self.source, self.text))
+    pub fn wrong(&self, what: impl fmt::Display) -> CliError {
+        CliError::usage(format!("{} {}: {what}", self.source, self.text))
     }
 }
 
 /// `true`/`1` or `false`/`0`.
-pub fn boolean(given: &SettingText) -> Result<bool, Failed> {
+pub fn boolean(given: &SettingText) -> Result<bool, CliError> {
     match given.text.trim().to_ascii_lowercase().as_str() {
         "true" | "1" | "t" | "yes" | "y" => Ok(true),
         "false" | "0" | "f" | "no" | "n" => Ok(false),

@@ -10,7 +10,7 @@ const NAME_VARIABLE: &str = "COX_HOST";
 /// What a launch needs to know about the machine; plain data, so that tests can make one up.
 #[derive(Clone, Debug)]
 pub struct LocalMachine {
-    /// Its name.
+    /// Name.
     pub host: String,
     /// Cores this process may use.
     pub cores: usize,

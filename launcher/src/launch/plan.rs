@@ -26,7 +26,7 @@ use super::{
     streams::{PerRank, Streams},
     world::{Budgets, Nodes},
 };
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// `torchrun`'s port for the rendezvous.
 const DEFAULT_PORT: u16 = 29_400;
@@ -132,7 +132,7 @@ impl Plan {
     }
 
     /// Resolves every setting.
-    pub fn resolve(from: &Sources<'_>) -> Result<Self, Failed> {
+    pub fn resolve(from: &Sources<'_>) -> Result<Self, CliError> {
         from.refuse_what_has_no_effect()?;
         let step = match from.standalone()? {
             true => None,
@@ -176,14 +176,14 @@ impl Plan {
             output: from.output()?,
         };
         if plan.endpoint.port == 0 && plan.hosting != Hosting::Yes {
-            return Err(Failed::usage(
+            return Err(CliError::usage(
                 "--rdzv-endpoint: port 0 takes a free port, which other machines cannot know; name one",
             ));
         }
         if plan.ranks(plan.nnodes.max) == 0 {
             let (spares, workers) =
                 (plan.budgets.spares, plan.nnodes.max.saturating_mul(plan.nproc_per_node));
-            return Err(Failed::usage(format!(
+            return Err(CliError::usage(format!(
                 "--spares {spares}: of {workers} workers in all, fewer can be spares (--nnodes, --nproc-per-node)"
             )));
         }
@@ -207,14 +207,14 @@ impl Sources<'_> {
         slurm::job_id(self.env)
     }
 
-    fn standalone(&self) -> Result<bool, Failed> {
+    fn standalone(&self) -> Result<bool, CliError> {
         if self.flags.standalone {
             return Ok(true);
         }
         SettingText::variable("PET_STANDALONE", self.env).map_or(Ok(false), |given| boolean(&given))
     }
 
-    fn plaintext(&self) -> Result<bool, Failed> {
+    fn plaintext(&self) -> Result<bool, CliError> {
         if self.flags.plaintext {
             return Ok(true);
         }
@@ -222,7 +222,7 @@ impl Sources<'_> {
     }
 
     /// Where there are as many workers, or it is asked for.
-    fn one_stream(&self, workers: u32) -> Result<bool, Failed> {
+    fn one_stream(&self, workers: u32) -> Result<bool, CliError> {
         if self.flags.one_stream {
             return Ok(true);
         }
@@ -230,7 +230,7 @@ impl Sources<'_> {
         given.map_or(Ok(workers >= limits::ONE_STREAM_FROM), |given| boolean(&given))
     }
 
-    fn refuse_what_has_no_effect(&self) -> Result<(), Failed> {
+    fn refuse_what_has_no_effect(&self) -> Result<(), CliError> {
         if let Some(given) = self.given("monitor-interval", self.flags.monitor_interval.as_ref()) {
             given.parse::<f64>("a number of seconds")?;
         }
@@ -244,7 +244,7 @@ impl Sources<'_> {
         Ok(())
     }
 
-    fn nnodes(&self, step: Option<&slurm::Step>) -> Result<Nodes, Failed> {
+    fn nnodes(&self, step: Option<&slurm::Step>) -> Result<Nodes, CliError> {
         let Some(given) = self.given("nnodes", self.flags.nnodes.as_ref()) else {
             return Ok(Nodes::fixed(step.map_or(1, |step| step.launchers)));
         };
@@ -256,18 +256,18 @@ impl Sources<'_> {
     }
 
     /// What workers compute on; GPUs that were asked for must be here.
-    fn device(&self) -> Result<DeviceChoice, Failed> {
+    fn device(&self) -> Result<DeviceChoice, CliError> {
         let (device, source) = match self.given("device", self.flags.device.as_ref()) {
             None => (self.spec.launch.device, "launch.device".to_owned()),
             Some(given) => (given.parse("auto, cpu or cuda")?, given.source),
         };
         if device == DeviceChoice::Cuda {
-            (self.gpus)().map_err(|missing| Failed::usage(format!("{source} cuda: {missing}")))?;
+            (self.gpus)().map_err(|missing| CliError::usage(format!("{source} cuda: {missing}")))?;
         }
         Ok(device)
     }
 
-    fn nproc_per_node(&self, step: Option<&slurm::Step>, device: DeviceChoice) -> Result<u32, Failed> {
+    fn nproc_per_node(&self, step: Option<&slurm::Step>, device: DeviceChoice) -> Result<u32, CliError> {
         let Some(given) = self.given("nproc-per-node", self.flags.nproc_per_node.as_ref()) else {
             let one_each = step.and_then(|step| step.share).map(|_| 1);
             let configured = self.spec.launch.nproc_per_node.and_then(|workers| u32::try_from(workers).ok());
@@ -291,7 +291,7 @@ impl Sources<'_> {
         }
     }
 
-    fn node_rank(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Option<u32>, Failed> {
+    fn node_rank(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Option<u32>, CliError> {
         let Some(given) = self.given("node-rank", self.flags.node_rank.as_ref()) else {
             return Ok(step.map(|step| step.rank));
         };
@@ -302,12 +302,12 @@ impl Sources<'_> {
         Ok(Some(rank))
     }
 
-    fn rdzv_conf(&self) -> Result<RdzvConf, Failed> {
+    fn rdzv_conf(&self) -> Result<RdzvConf, CliError> {
         let given = self.given("rdzv-conf", self.flags.rdzv_conf.as_ref());
         given.map_or(Ok(RdzvConf::default()), |given| RdzvConf::parse(&given))
     }
 
-    fn endpoint(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Endpoint, Failed> {
+    fn endpoint(&self, step: Option<&slurm::Step>, nnodes: Nodes) -> Result<Endpoint, CliError> {
         let flags = self.flags;
         if self.standalone()? {
             return Ok(Endpoint::on_loopback(0));
@@ -331,7 +331,7 @@ impl Sources<'_> {
             return Endpoint::parse(&given, DEFAULT_PORT);
         }
         if nnodes.max > 1 {
-            return Err(Failed::usage(format!(
+            return Err(CliError::usage(format!(
                 "--nnodes {nnodes}: several machines need an address to meet at; give \
                  --rdzv-endpoint HOST:PORT, the same on all of them"
             )));
@@ -357,12 +357,12 @@ impl Sources<'_> {
         }
     }
 
-    fn shutdown_timeout(&self) -> Result<Duration, Failed> {
+    fn shutdown_timeout(&self) -> Result<Duration, CliError> {
         let given = self.given("shutdown-timeout", self.flags.shutdown_timeout.as_ref());
         given.map_or(Ok(SHUTDOWN_TIMEOUT), |given| seconds(&given))
     }
 
-    fn output(&self) -> Result<OutputPlan, Failed> {
+    fn output(&self) -> Result<OutputPlan, CliError> {
         let flags = self.flags;
         let streams = |name, flag: Option<&String>, absent| match self.given(name, flag) {
             Some(given) => PerRank::parse(&given),
@@ -398,7 +398,7 @@ impl Endpoint {
     }
 
     /// Reads `HOST:PORT`, `HOST`, `[IPV6]:PORT`.
-    pub fn parse(given: &SettingText, default_port: u16) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText, default_port: u16) -> Result<Self, CliError> {
         let text = given.text.trim();
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, Some(port)),

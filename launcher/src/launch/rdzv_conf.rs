@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::inputs::{SettingText, boolean};
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// What `--rdzv-conf` says; absent is what it does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ const NO_EFFECT: [&str; 6] = [
 
 impl RdzvConf {
     /// Reads the setting; an unknown key is refused.
-    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, CliError> {
         let mut conf = Self::default();
         for pair in given.text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (key, value) =
@@ -59,7 +59,7 @@ pub fn wait_of(seconds: f64) -> Option<Duration> {
 }
 
 /// A duration in seconds.
-pub fn seconds(given: &SettingText) -> Result<Duration, Failed> {
+pub fn seconds(given: &SettingText) -> Result<Duration, CliError> {
     let seconds = given.parse("a number of seconds")?;
     wait_of(seconds).ok_or_else(|| given.wrong("expected a number of seconds, at most those of a year"))
 }

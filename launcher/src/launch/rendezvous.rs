@@ -25,7 +25,7 @@ use super::{
 use crate::{
     clock,
     control::{Access, prompt},
-    exit::{Exit, Failed},
+    exit::{CliError, Exit},
 };
 
 /// Between two attempts to reach a coordinator that is not there yet.
@@ -50,7 +50,7 @@ pub fn stays_here(plan: &Plan) -> bool {
 }
 
 /// Binds the coordinator's address if this launcher is to start it.
-pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
+pub fn take_role(plan: &Plan) -> Result<Role, CliError> {
     if plan.hosting == Hosting::No {
         return Ok(Role::Guest);
     }
@@ -61,20 +61,20 @@ pub fn take_role(plan: &Plan) -> Result<Role, Failed> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.hosting == Hosting::IfFree => {
             Ok(Role::Guest)
         }
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Failed::new(
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(CliError::new(
             Exit::Rendezvous,
             format!(
                 "{endpoint}: the port is in use; choose another with launch.listen or --rdzv-endpoint, or port 0 for a free one"
             ),
         )),
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(Failed::new(
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(CliError::new(
             Exit::Rendezvous,
             format!(
                 "{endpoint} is not an address of this machine, which is to start the coordinator; if one runs there already, give \
                  --rdzv-conf is_host=false"
             ),
         )),
-        Err(error) => Err(Failed::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),
+        Err(error) => Err(CliError::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),
     }
 }
 
@@ -190,7 +190,7 @@ pub fn request(plan: &Plan, host: &str, node_id: String) -> JoinNodeRequest {
 
 /// Asks the coordinator for this launcher's place, and waits for a coordinator that is not there yet, and for
 /// a place that another launcher may have left.
-pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, Failed> {
+pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Result<Place, CliError> {
     let begin = clock::now();
     let mut told = false;
     loop {
@@ -214,7 +214,7 @@ pub async fn join(access: &Access, plan: &Plan, request: &JoinNodeRequest) -> Re
             Duration::ZERO => String::new(),
             patience => format!(" after {} s", patience.as_secs()),
         };
-        return Err(Failed::new(Exit::Rendezvous, format!("rendezvous failed{waited}: {explained}")));
+        return Err(CliError::new(Exit::Rendezvous, format!("rendezvous failed{waited}: {explained}")));
     }
 }
 

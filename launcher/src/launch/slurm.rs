@@ -11,7 +11,7 @@
 //! ```
 
 use super::inputs::{Env, SettingText};
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// A launcher's place in a job step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Step {
 /// One launcher among several on a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Its number on the machine.
+    /// Number on the machine.
     pub local_rank: u32,
     /// Launchers on the machine.
     pub of: u32,
@@ -49,7 +49,7 @@ pub fn port(job_id: Option<&str>) -> u16 {
 
 impl Step {
     /// Reads the step from the environment; nothing outside `srun`.
-    pub fn from_env(env: Env<'_>) -> Result<Option<Self>, Failed> {
+    pub fn from_env(env: Env<'_>) -> Result<Option<Self>, CliError> {
         // What a shell starts has the shell's variables; a task of Slurm's own is told its process. One that
         // a script starts without `exec` is taken for a shell's.
         let is_task = env("SLURM_TASK_PID").is_some_and(|pid| pid == std::process::id().to_string());

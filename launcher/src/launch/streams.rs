@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::inputs::SettingText;
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// A set of the two output streams, in `torchrun`'s numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum PerRank {
 
 impl PerRank {
     /// Streams of one local rank.
-    pub fn of(&self, local_rank: u32) -> Streams {
+    pub fn streams(&self, local_rank: u32) -> Streams {
         match self {
             Self::All(streams) => *streams,
             Self::Each(ranks) => ranks.get(&local_rank).copied().unwrap_or(Streams::NONE),
@@ -56,7 +56,7 @@ impl PerRank {
     }
 
     /// Reads `3` or `0:3,1:1`.
-    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, CliError> {
         if let Some(all) = Streams::from_number(&given.text) {
             return Ok(Self::All(all));
         }
@@ -102,12 +102,12 @@ mod tests {
 
     #[test]
     fn a_number_holds_for_all_ranks_and_pairs_for_the_named_ones() {
-        assert_eq!(parse("3").unwrap().of(7), Streams::BOTH);
-        assert_eq!(parse("1").unwrap().of(0), Streams { stdout: true, stderr: false });
+        assert_eq!(parse("3").unwrap().streams(7), Streams::BOTH);
+        assert_eq!(parse("1").unwrap().streams(0), Streams { stdout: true, stderr: false });
         let each = parse("0:3,2:2").unwrap();
-        assert_eq!(each.of(0), Streams::BOTH);
-        assert_eq!(each.of(1), Streams::NONE);
-        assert_eq!(each.of(2), Streams { stdout: false, stderr: true });
+        assert_eq!(each.streams(0), Streams::BOTH);
+        assert_eq!(each.streams(1), Streams::NONE);
+        assert_eq!(each.streams(2), Streams { stdout: false, stderr: true });
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{fmt, str::FromStr};
 use coxswain_proto::limits;
 
 use super::inputs::SettingText;
-use crate::exit::Failed;
+use crate::exit::CliError;
 
 /// `--nnodes`: `N`, or `MIN:MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Nodes {
     }
 
     /// Reads a setting.
-    pub fn parse(given: &SettingText) -> Result<Self, Failed> {
+    pub fn parse(given: &SettingText) -> Result<Self, CliError> {
         given.text.parse().map_err(|why| given.wrong(why))
     }
 }
@@ -71,7 +71,7 @@ impl Budgets {
         restarts: Option<SettingText>,
         rescales: Option<SettingText>,
         spares: Option<SettingText>,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, CliError> {
         let count = |given: SettingText| given.parse("a whole number");
         Ok(Self {
             restarts: restarts.map_or(Ok(limits::MAX_RESTARTS), count)?,

@@ -45,7 +45,7 @@ pub struct JobFollower {
 impl JobFollower {
     /// Begins, if the environment is that of a TrainJob whose progress is wanted.
     pub fn start(env: Env<'_>, access: &Access, terminal: &Arc<Terminal>) -> Option<Self> {
-        let server = match Server::of(env)? {
+        let server = match Server::from_env(env)? {
             Ok(server) => server,
             Err(problem) => {
                 terminal.line(&format!("warning: progress of the TrainJob: {problem}"));
@@ -81,7 +81,7 @@ struct Server {
 
 impl Server {
     /// As Kubeflow's controller names it in each pod; nothing where it does not.
-    fn of(env: Env<'_>) -> Option<Result<Self, String>> {
+    fn from_env(env: Env<'_>) -> Option<Result<Self, String>> {
         let url = env("KUBEFLOW_TRAINER_SERVER_URL")?;
         let ca_cert = env("KUBEFLOW_TRAINER_SERVER_CA_CERT").map(PathBuf::from);
         let Some(token) = env("KUBEFLOW_TRAINER_SERVER_TOKEN").map(PathBuf::from) else {
@@ -115,7 +115,7 @@ struct JobProgress {
 }
 
 impl JobProgress {
-    fn take(&mut self, event: &WatchEvent) {
+    fn add_event(&mut self, event: &WatchEvent) {
         let metrics = match &event.kind {
             Some(Kind::Status(status)) => {
                 (self.committed, self.total) = (status.committed_steps, status.total_steps);
@@ -190,7 +190,7 @@ impl Teller {
             tokio::select! {
                 biased;
                 event = events.recv() => match event {
-                    Some(event) => self.known.take(&event),
+                    Some(event) => self.known.add_event(&event),
                     None => return,
                 },
                 _ = due.tick() => if self.known != sent {
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn progress_is_what_the_controller_documents() {
         let mut known = JobProgress::default();
-        known.take(&event(Kind::Status(GetStatusResponse { total_steps: 400, ..Default::default() })));
+        known.add_event(&event(Kind::Status(GetStatusResponse { total_steps: 400, ..Default::default() })));
         let eval = Metric { name: "eval/squared".into(), value: 0.25, ..Metric::default() };
         let part = Metric { name: "eval/squared/dim3".into(), value: 9.0, ..Metric::default() };
         let times = Some(StepTimes { total_ms: 500.0, ..StepTimes::default() });
@@ -248,7 +248,7 @@ mod tests {
             times,
             ..Default::default()
         };
-        known.take(&event(Kind::Step(step)));
+        known.add_event(&event(Kind::Step(step)));
         let at = jiff::Timestamp::from_second(1_795_301_998).unwrap();
         let told = known.message(false, at);
         let status = &told["trainerStatus"];
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_server_is_named_by_three_variables() {
         let found = |given: &'static [(&str, &str)]| {
-            Server::of(&|name| {
+            Server::from_env(&|name| {
                 given.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
             })
         };

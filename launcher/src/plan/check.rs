@@ -10,7 +10,7 @@ use coxswain_worker::{device, memory::prediction::fit::Fit};
 
 use super::{Basis, Outlook, Question, capacity::Memory};
 use crate::{
-    exit::{Exit, Failed},
+    exit::{CliError, Exit},
     tasks::{accelerator, tasks},
 };
 
@@ -50,18 +50,18 @@ impl fmt::Display for Shortfall {
 
 impl Shortfall {
     /// As a command's end: bad usage where a smaller micro-batch helps, out of memory where none does.
-    pub fn refusal(&self) -> Failed {
+    pub fn refusal(&self) -> CliError {
         let exit = if self.largest.is_some() { Exit::Usage } else { Exit::OutOfMemory };
-        Failed::new(exit, self)
+        CliError::new(exit, self)
     }
 }
 
 /// Refuses a run that needs what the device lacks on which this machine would compute it.
-pub fn refuse_for_device(spec: &RunSpec, wanted: DeviceChoice) -> Result<(), Failed> {
+pub fn refuse_for_device(spec: &RunSpec, wanted: DeviceChoice) -> Result<(), CliError> {
     let device = device::choose(wanted, 0, accelerator()).ok();
     let chosen = tasks().of(spec).ok().zip(device);
     let refusal = chosen.and_then(|(task, device)| device::refusal(task, spec, device));
-    refusal.map_or(Ok(()), |refusal| Err(Failed::new(Exit::BadInput, refusal)))
+    refusal.map_or(Ok(()), |refusal| Err(CliError::new(Exit::BadInput, refusal)))
 }
 
 /// Lays the run against `memories`, one for each local rank in turn; one for all ranks if there is only one.
@@ -98,8 +98,8 @@ pub struct Forecast {
 
 impl Forecast {
     /// Lays `spec` against the memories of this machine, on `world` ranks of which `local` are here.
-    pub fn of(spec: &RunSpec, device: DeviceChoice, world: u64, local: u64) -> Result<Self, Failed> {
-        let question = Question::of(spec, world, local)?;
+    pub fn predict(spec: &RunSpec, device: DeviceChoice, world: u64, local: u64) -> Result<Self, CliError> {
+        let question = Question::new(spec, world, local)?;
         let memories = Memory::here(spec, device, local);
         let shortfall = shortfall(&question, &memories);
         let outlooks = kinds(memories).iter().map(|memory| question.outlook(memory)).collect();

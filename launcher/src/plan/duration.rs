@@ -41,6 +41,11 @@ impl StepTime {
         Some(Self { seconds: flops / speed, basis })
     }
 
+    /// What the time on a GPU that is not here rests on.
+    pub fn assumption() -> String {
+        format!("times assume {:.0} % of each GPU's peak, not yet measured on a GPU", 100.0 * SHARE_OF_PEAK)
+    }
+
     /// In words, with that of so many steps, and of an epoch of so many, where they are known.
     pub fn in_words(&self, steps: Option<u64>, epoch: Option<u64>) -> String {
         let of = |steps: u64| human::seconds(self.seconds * steps as f64);
@@ -55,7 +60,9 @@ impl StepTime {
                 peak / 1e12
             ),
         };
-        format!("about {} a step{epoch}{all}: {basis}", of(1))
+        let rate = 1.0 / self.seconds;
+        let digits = if rate < 10.0 { 2 } else { 0 };
+        format!("about {rate:.digits$} steps/s, {} a step{epoch}{all}: {basis}", of(1))
     }
 }
 
@@ -67,7 +74,10 @@ mod tests {
     fn a_time_says_what_it_rests_on() {
         let measured = StepTime { seconds: 0.5, basis: TimeBasis::Runs(3) };
         let told = measured.in_words(Some(7200), Some(240));
-        assert!(told.contains("an epoch") && told.contains("in all"), "{told}");
+        assert!(
+            told.starts_with("about 2.00 steps/s, 500 ms a step, 2m 00s an epoch, 1h 00m in all"),
+            "{told}"
+        );
         assert!(told.ends_with("as in 3 earlier runs of this model here"), "{told}");
         let computed = StepTime { seconds: 0.1, basis: TimeBasis::Peak(312e12) };
         let told = computed.in_words(None, None);

@@ -16,4 +16,5 @@ mod outlook;
 pub mod uses;
 pub mod vary;
 
+pub use duration::StepTime;
 pub use outlook::{Basis, Choice, Outlook, Question};

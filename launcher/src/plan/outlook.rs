@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{capacity::Memory, duration::StepTime};
-use crate::{exit::Failed, tasks::tasks};
+use crate::{exit::CliError, tasks::tasks};
 
 /// Micro-batches beyond the maximum that a table still shows, as too large.
 const SHOWN_BEYOND: usize = 1;
@@ -100,7 +100,7 @@ impl Outlook {
 
 impl Question {
     /// The run that a file describes, on `world` ranks of which `local` share this machine.
-    pub fn of(spec: &RunSpec, world: u64, local: u64) -> Result<Self, Failed> {
+    pub fn new(spec: &RunSpec, world: u64, local: u64) -> Result<Self, CliError> {
         Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
     }
 
@@ -119,6 +119,18 @@ impl Question {
         (self.subject.spec().train.micro_batch as u64).min(self.samples().max(1))
     }
 
+    /// Steps of an epoch, where sizes tell its samples.
+    pub fn steps_per_epoch(&self) -> Option<u64> {
+        let batch = self.subject.spec().train.global_batch as u64;
+        self.subject.epoch_len().map(|samples| samples.div_ceil(batch.max(1)))
+    }
+
+    /// Steps of the run, where they are known.
+    pub fn steps(&self) -> Option<u64> {
+        let train = &self.subject.spec().train;
+        train.steps.or_else(|| train.epochs?.checked_mul(self.steps_per_epoch()?))
+    }
+
     /// Multiplications and additions of a step, on all ranks together.
     pub fn flops(&self) -> Flops {
         self.subject
@@ -127,7 +139,7 @@ impl Question {
             .times(self.subject.spec().train.global_batch as u64)
     }
 
-    /// Its operations are the same wherever it is.
+    /// Operations are the same wherever it is.
     fn ask_of_a_sample(&self) -> Ask {
         Ask { micro_batch: 1, world: self.world, rank: 0, place: Place::Gpu }
     }
@@ -147,7 +159,7 @@ impl Question {
     /// Earlier runs of this model on this machine, for this memory. GPUs that are not here have none.
     fn recorded(&self, memory: &Memory) -> Option<RecordedRuns> {
         let dir = RecordedRuns::home().filter(|_| memory.is_here)?;
-        Some(RecordedRuns::open(&dir, &*self.subject, self.place(memory)))
+        Some(RecordedRuns::load(&dir, &*self.subject, self.place(memory)))
     }
 
     /// Predicts the run in one memory.
@@ -165,7 +177,7 @@ impl Question {
         let fit = Fit::find(memory.capacity(), samples, peak);
         let option = |micro_batch| {
             let split = fit::split(samples, micro_batch, peak(micro_batch));
-            Choice { split, verdict: FitVerdict::of(split.peak, memory.capacity()) }
+            Choice { split, verdict: FitVerdict::judge(split.peak, memory.capacity()) }
         };
         let powers = std::iter::successors(Some(1u64), |power| Some(2 * power));
         let shown = fit.maximum.map_or(0, |maximum| maximum.ilog2() as usize + 1) + SHOWN_BEYOND;
@@ -174,7 +186,7 @@ impl Question {
             memory: memory.clone(),
             basis: calibration.map_or(Basis::Analytic, |found| Basis::Calibrated { runs: found.records }),
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
-            verdict: FitVerdict::of(peak_of(&now), memory.capacity()),
+            verdict: FitVerdict::judge(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
             beside_gpu: if memory.is_gpu { beside } else { 0 },
             reserved: self
@@ -221,9 +233,9 @@ fn in_float16(suggestion: Suggestion) -> Suggestion {
 }
 
 /// Sizes of what a run names.
-fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, Failed> {
-    let task = tasks().of(spec).map_err(Failed::bad_input)?;
-    task.sizes(spec).map_err(Failed::bad_input)
+fn sizes(spec: &RunSpec) -> Result<Box<dyn Subject>, CliError> {
+    let task = tasks().of(spec).map_err(CliError::bad_input)?;
+    task.sizes(spec).map_err(CliError::bad_input)
 }
 
 /// Compute threads of one rank of `local` on this machine.

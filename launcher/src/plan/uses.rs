@@ -40,7 +40,7 @@ impl Question {
             };
             let now = peak(batch)?;
             let fit = Fit::find(memory.capacity(), MOST, |at_once| peak(at_once).unwrap_or(u64::MAX));
-            Some(UseEstimate { using, batch, verdict: FitVerdict::of(now, memory.capacity()), fit })
+            Some(UseEstimate { using, batch, verdict: FitVerdict::judge(now, memory.capacity()), fit })
         };
         uses.into_iter().filter_map(used).collect()
     }

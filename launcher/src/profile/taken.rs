@@ -10,7 +10,7 @@ use coxswain_worker::{
 };
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failed};
+use crate::exit::{CliError, Exit};
 
 /// Steps before the first one that is recorded: the optimizer makes its buffers in the first.
 pub const WARM_UP: u64 = 1;
@@ -70,14 +70,14 @@ impl Profile {
 }
 
 /// Trains a run's first steps and says where their time went. The spec's output directory is written to.
-pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Profile, Failed> {
-    let failed = |failure: TrainerFailure| Failed::new(Exit::of_failure(failure.kind), failure.message);
+pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Profile, CliError> {
+    let failed = |failure: TrainerFailure| CliError::new(Exit::of_failure(failure.kind), failure.message);
     let facts = trainer.open(spec).map_err(failed)?;
-    let plan = Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
+    let plan = Plan::new(&spec.train, facts.training_samples).map_err(CliError::usage)?;
     let total = plan.total_steps();
     if total < WARM_UP + count {
         let most = total.saturating_sub(WARM_UP);
-        return Err(Failed::usage(format!(
+        return Err(CliError::usage(format!(
             "--steps {count}: the run has {total} steps, of which the first is not recorded; at most {most}"
         )));
     }
@@ -86,12 +86,12 @@ pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Pro
     let link = RecordingLink { solo, done: 0, last: WARM_UP + count, taken: Arc::clone(&taken) };
     match trainer.train(spec, Box::new(link)) {
         TrainerOutcome::Done => {}
-        TrainerOutcome::Aborted(reason) => return Err(Failed::new(Exit::Internal, reason)),
+        TrainerOutcome::Aborted(reason) => return Err(CliError::new(Exit::Internal, reason)),
         TrainerOutcome::Failed(failure) => return Err(failed(failure)),
     }
     let all = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
     let all =
-        all.ok_or_else(|| Failed::new(Exit::Internal, "training ended before the profile was complete"))?;
+        all.ok_or_else(|| CliError::new(Exit::Internal, "training ended before the profile was complete"))?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let threads =
         std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).unwrap_or(threads);

@@ -117,7 +117,7 @@ impl Conversation {
                     Ok(None) | Err(_) => return,
                 },
                 one = unsent.recv() => match one {
-                    Some(one) => self.take(one),
+                    Some(one) => self.receive(one),
                     None => return,
                 },
                 room = up.reserve(), if due => match room {
@@ -132,7 +132,7 @@ impl Conversation {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn receive(&mut self, message: Message) {
         match message {
             Message::Beat(beat, at) => self.outbox.beat(beat, at),
             Message::Steps(Steps { report, answer }) => {

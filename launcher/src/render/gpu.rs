@@ -43,7 +43,7 @@ pub fn live(gpus: &[Gpu], peaks: &Peaks) -> String {
         .iter()
         .map(|gpu| {
             let [index, name, total, used, free] = common(gpu);
-            [index, name, total, used, free, human::bytes(peaks.of(gpu)), gpu.processes.len().to_string()]
+            [index, name, total, used, free, human::bytes(peaks.peak(gpu)), gpu.processes.len().to_string()]
         })
         .collect();
     table(["gpu", "name", "total", "used", "free", "peak", "processes"], &rows)
@@ -54,7 +54,7 @@ pub fn json(gpus: &[Gpu], peaks: Option<&Peaks>) -> Value {
     let gpu = |gpu: &Gpu| {
         let mut value = json!(gpu);
         if let Some(peaks) = peaks {
-            value["peak"] = json!(peaks.of(gpu));
+            value["peak"] = json!(peaks.peak(gpu));
         }
         value
     };

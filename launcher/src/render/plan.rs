@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 use super::table::{grid, remarked, table, width, words};
 use coxswain_task::memory::{BESIDE_RESERVED, Use};
 
-use crate::plan::{Basis, Choice, Outlook, Question, capacity::Memory, uses::UseEstimate, vary::Variant};
+use crate::plan::{
+    Basis, Choice, Outlook, Question, StepTime, capacity::Memory, uses::UseEstimate, vary::Variant,
+};
 
 /// Of what a run's model says of itself, the label of its longest sample.
 const SAMPLE: &str = "sample";
@@ -34,22 +36,18 @@ pub fn outlooks(question: &Question, outlooks: &[Outlook]) -> String {
 
 /// A run as it starts: what trains, on what, for how long; then what it will take of each kind of memory by
 /// category, what fits there, and the split of a step.
-pub fn at_start(
-    question: &Question,
-    outlooks: &[Outlook],
-    data: &[(&'static str, String)],
-    steps: &Plan,
-) -> String {
-    let is_told = |label: &str| label == SAMPLE || data.iter().any(|(of_data, _)| *of_data == label);
-    let model = question.subject.describe().into_iter().filter(|(label, _)| !is_told(label));
+pub fn at_start(question: &Question, outlooks: &[Outlook], data: &str, steps: &Plan) -> String {
+    // The data set's own words are nearer than those about its longest sample.
+    let model = question.subject.describe().into_iter().filter(|(label, _)| *label != SAMPLE);
     let (all, epoch) = (steps.total_steps(), steps.steps_per_epoch());
-    let time = outlooks.first().and_then(|outlook| outlook.step);
-    let time = time.map_or(String::new(), |step| format!("; {}", step.in_words(Some(all), Some(epoch))));
     let batch = human::grouped(steps.global_batch());
-    let length =
-        format!("{} of {batch} samples, {} an epoch{time}", human::grouped(all), human::grouped(epoch));
-    let told = model.chain(data.iter().cloned()).chain([("steps", length)]);
-    let mut parts = vec![told.map(|(label, text)| format!("{label:<10} {text}\n")).collect::<String>()];
+    let length = format!("{} of {batch} samples, {} an epoch", human::grouped(all), human::grouped(epoch));
+    let time = outlooks.first().and_then(|outlook| outlook.step);
+    let time = time.map(|step| ("time", step.in_words(Some(all), Some(epoch))));
+    let mut lines: Vec<_> = model.chain([("data", data.to_owned()), ("steps", length)]).chain(time).collect();
+    lines.extend(outlooks.first().map(|outlook| ("device", device(question, &outlook.memory))));
+    let mut parts =
+        vec![lines.iter().map(|(label, text)| format!("{label:<10} {text}\n")).collect::<String>()];
     for outlook in outlooks {
         let half: Vec<_> = question
             .suggestions(&outlook.memory)
@@ -69,6 +67,13 @@ pub fn at_start(
     parts.join("\n")
 }
 
+/// Where the ranks compute.
+fn device(question: &Question, memory: &Memory) -> String {
+    // Without the number that tells it from the others.
+    let kind = memory.name.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
+    format!("{} on {}", ranks(question.world), if memory.is_gpu { kind } else { "the CPU" })
+}
+
 /// How a step's samples are shared out, and what that will take.
 fn split(question: &Question, outlook: &Outlook) -> String {
     let spec = question.subject.spec();
@@ -84,6 +89,8 @@ fn split(question: &Question, outlook: &Outlook) -> String {
 
 /// One row for each memory.
 pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
+    let epoch = question.steps_per_epoch();
+    let steps = epoch.unwrap_or(1) as f64;
     let rows: Vec<_> = outlooks
         .iter()
         .map(|outlook| {
@@ -100,6 +107,7 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
                 split(outlook.fit.maximum),
                 human::bytes(peak),
                 percent(peak, outlook.memory.capacity()),
+                outlook.step.map_or_else(|| "-".to_owned(), |step| human::seconds(steps * step.seconds)),
             ];
             let uses = question.uses(&outlook.memory).into_iter();
             row.into_iter().chain(uses.map(|used| micro(used.fit.recommended))).collect::<Vec<_>>()
@@ -110,14 +118,16 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
         Use::Evaluation => "evaluation",
         Use::Answers => "answers",
     });
-    let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU"];
+    let time = if epoch.is_some() { "an epoch" } else { "a step" };
+    let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU", time];
     let head: Vec<_> = head.into_iter().chain(named).collect();
     let at_once =
         if uses.is_empty() { "" } else { "; evaluation and answers: the recommended number at once" };
     let legend = format!(
-        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's{at_once}",
+        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's; {}{at_once}",
         question.samples(),
         ranks(question.world),
+        StepTime::assumption(),
     );
     let legend = words(&legend, width()).join("\n");
     let basis = words(&basis(outlooks), width()).join("\n");
@@ -184,8 +194,8 @@ fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
     parts.push(fits(question, outlook));
     if let Some(step) = outlook.step {
-        let steps = question.subject.spec().train.steps;
-        parts.push(words(&step.in_words(steps, None), width()).join("\n"));
+        let told = step.in_words(question.steps(), question.steps_per_epoch());
+        parts.push(words(&told, width()).join("\n"));
     }
     let uses = question.uses(&outlook.memory);
     if !uses.is_empty() {

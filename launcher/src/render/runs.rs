@@ -59,7 +59,7 @@ pub fn list(dir: &Path, runs: &[RunEntry]) -> String {
         ]
     });
     let rows: Vec<_> = rows.collect();
-    let shown = table(["run", "begun", "where", "task", "state", "steps", "loss", "faults"], &rows);
+    let shown = table(["run", "started", "where", "task", "state", "steps", "loss", "faults"], &rows);
     let unread = runs.iter().filter_map(|RunEntry { run, .. }| Some((run, run.records.as_ref().err()?)));
     let unread = unread.map(|(run, why)| format!("\n{}: {why}", run.dir.display()));
     shown + &unread.collect::<String>()

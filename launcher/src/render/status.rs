@@ -225,7 +225,7 @@ mod tests {
             run_id: "r1".into(),
             run_name: "demo".into(),
             phase: RunPhase::Training as i32,
-            reason: "all workers are there".into(),
+            reason: "all workers have joined".into(),
             committed_steps: 4,
             total_steps: 10,
             loss: 0.5,
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(
             shown,
             "demo (run r1) training · step 4/10 · epoch 0 · loss 0.5000 · 12.0 samples/s · 3400 tokens/s · eta 1m 00s\n\
-             all workers are there\n\
+             all workers have joined\n\
              node 0 on n3 leaves the run: its workers have left; its launcher stays, because it hosts the \
              coordinator\n\
              node 2 on n5 leaves the run: 4 workers are still there\n\n\

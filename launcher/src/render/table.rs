@@ -64,7 +64,7 @@ pub fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
 
 /// [`table`] with as many columns as there are.
 pub fn grid(head: &[&str], rows: &[impl AsRef<[String]>]) -> String {
-    let columns: Vec<_> = (0..head.len()).map(|column| Column::of(column, head, rows)).collect();
+    let columns: Vec<_> = (0..head.len()).map(|column| Column::measure(column, head, rows)).collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
         let padded = cells.zip(&columns).map(|(cell, &Column { width, numeric })| {
             if numeric { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
@@ -82,7 +82,7 @@ struct Column {
 }
 
 impl Column {
-    fn of(column: usize, head: &[&str], rows: &[impl AsRef<[String]>]) -> Self {
+    fn measure(column: usize, head: &[&str], rows: &[impl AsRef<[String]>]) -> Self {
         let cells = || rows.iter().map(|row| row.as_ref()[column].as_str());
         let width = cells().chain([head[column]]).map(|cell| cell.chars().count()).max().unwrap_or(0);
         let number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');

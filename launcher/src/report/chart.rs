@@ -10,8 +10,8 @@ use plotters::{
     coord::Shift,
     element::{PathElement, Polygon},
     prelude::{
-        ChartBuilder, Color, DrawingArea, DrawingAreaErrorKind, IntoDrawingArea, IntoFont, LineSeries,
-        RGBColor, SVGBackend, ShapeStyle, TextStyle,
+        ChartBuilder, Color, DashedLineSeries, DrawingArea, DrawingAreaErrorKind, IntoDrawingArea, IntoFont,
+        LineSeries, RGBColor, SVGBackend, ShapeStyle, TextStyle,
     },
 };
 
@@ -29,6 +29,11 @@ const SMALL_FONT: u32 = 13;
 const WIDE_RANGE: f64 = 200.0;
 /// Above the largest value, as a part of the range: a curve on the frame's edge looks cut.
 const HEADROOM: f64 = 0.05;
+
+/// Pixels of a dash, of a curve that would hide another.
+const DASH: u32 = 6;
+/// Curves hide one another where their values differ by less than this part of them.
+const ALIKE: f64 = 0.003;
 
 /// Text and axes.
 const INK: RGBColor = RGBColor(0x55, 0x60, 0x6e);
@@ -64,6 +69,15 @@ pub struct PlotCurve {
     pub faint: bool,
     /// A point is marked where there are few of them.
     pub marked: bool,
+}
+
+impl PlotCurve {
+    /// Whether a curve drawn later would cover this one, at every point that both have.
+    fn hides_behind(&self, later: &Self) -> bool {
+        let close = |(one, other): (&(f64, f64), &(f64, f64))| (one.1 - other.1).abs() <= ALIKE * one.1.abs();
+        let both = || self.points.iter().zip(&later.points);
+        both().next().is_some() && both().all(close) && self.colour != later.colour
+    }
 }
 
 /// What the numbers at an axis are.
@@ -184,7 +198,7 @@ impl Chart {
             .draw()?;
         let columns = area.dim_in_pixel().0 as usize / 2;
         let mut below: Vec<(f64, f64)> = vec![(axes.x.start, axes.y.start), (axes.x.end, axes.y.start)];
-        for curve in &self.curves {
+        for (at, curve) in self.curves.iter().enumerate() {
             let colour = SERIES[curve.colour % COLOURS];
             if self.stacked {
                 let outline: Vec<_> = curve.points.iter().chain(below.iter().rev()).copied().collect();
@@ -199,6 +213,10 @@ impl Chart {
             };
             let points = extremes(&curve.points, &axes.x, columns);
             let few = curve.marked && points.len() <= 60 || points.len() == 1;
+            if self.curves[..at].iter().any(|below| below.hides_behind(curve)) {
+                chart.draw_series(DashedLineSeries::new(points, DASH * SCALE, DASH * SCALE, style))?;
+                continue;
+            }
             let series = LineSeries::new(points, style).point_size(if few { 3 * SCALE } else { 0 });
             chart.draw_series(series)?;
         }
@@ -359,6 +377,20 @@ mod tests {
         }
         let wide = drawn(Chart { curves: vec![curve([(1.0, 1e-4), (2.0, 1.0)])], ..Chart::default() });
         assert!(wide.contains("0.001") && wide.contains("0.01"), "a logarithmic axis: {wide}");
+    }
+
+    #[test]
+    fn a_curve_that_would_hide_another_is_dashed() {
+        let of = |colour, offset: f64| PlotCurve {
+            colour,
+            ..curve((0..20).map(|step| (f64::from(step), 1.0 + f64::from(step) + offset)))
+        };
+        let lines = |second| {
+            let chart = Chart { curves: vec![of(0, 0.0), second], ..Chart::default() };
+            drawn(chart).matches("stroke=\"#D96B0B\"").count()
+        };
+        assert_eq!(lines(of(1, 3.0)), 1, "apart");
+        assert!(lines(of(1, 0.0)) > 5, "the first shows between the dashes of the second");
     }
 
     #[test]

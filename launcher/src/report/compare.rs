@@ -39,9 +39,9 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     let mut measures: Vec<_> = runs.iter().flat_map(|run| run.tags("eval/")).collect();
     measures.sort_unstable();
     measures.dedup();
-    for (tag, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
+    for (_, name) in measures.iter().filter(|(_, name)| !name.contains('/')) {
         let title = format!("Held-out {}", name.replace('_', " "));
-        figures.push(figure(&title, &legend, chart(&|run| run.series(tag), true)));
+        figures.push(figure(&title, &legend, chart(&|run| run.held_out(name), true)));
     }
     let speed = chart(&|run| run.series("speed/samples_per_second"), false);
     figures.push(figure("Samples a second", &legend, Chart { from_zero: true, ..speed }));
@@ -49,7 +49,7 @@ pub fn comparison(runs: &[ReportedRun]) -> Option<Html> {
     html.push(columns("result", &names, results_of(runs)));
     let found = different_keys(runs);
     html.push(match found.is_empty() {
-        true => Html::of("p", "note", "same program and same run file"),
+        true => Html::with_text("p", "note", "same program and same run file"),
         false => columns("different", &names, found.into_iter().take(MOST_ROWS).collect()),
     });
     section("Comparison", html)
@@ -72,7 +72,7 @@ pub fn labels(runs: &[ReportedRun]) -> Vec<String> {
 fn columns(what: &'static str, runs: &[String], rows: Vec<(String, Vec<String>)>) -> Html {
     let mut html = Html::new();
     let head: Vec<Html> =
-        [what.into()].into_iter().chain(runs.iter().map(|run| Html::of("b", "", run))).collect();
+        [what.into()].into_iter().chain(runs.iter().map(|run| Html::with_text("b", "", run))).collect();
     let rows = rows.into_iter().map(|(name, values)| {
         [Html::from(name)].into_iter().chain(values.into_iter().map(Html::from)).collect()
     });

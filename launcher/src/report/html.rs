@@ -14,7 +14,7 @@ impl Html {
     }
 
     /// One element with a text in it.
-    pub fn of(tag: &'static str, class: &'static str, text: &str) -> Self {
+    pub fn with_text(tag: &'static str, class: &'static str, text: &str) -> Self {
         let mut html = Self::new();
         html.element(tag, class, |html| html.text(text));
         html
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn texts_are_escaped_wherever_they_go() {
         let foreign = "<script>alert(\"x\")</script> & 'y'\u{1b}[2J";
-        let mut html = Html::of("p", "lead", foreign);
+        let mut html = Html::with_text("p", "lead", foreign);
         html.table(&["name", "value#"], &[vec![foreign.into(), "1".into()]]);
         html.picture("aGk=", foreign);
         html.picture("\" onload=\"alert(1)", "bad");

@@ -22,7 +22,8 @@ pub struct ReportedRun {
     pub story: Story,
     /// `samples.json`: predictions of held-out samples; null if there is none.
     pub samples: Value,
-    /// Names of an action's dimensions, by `policy.json`; none where the data set has none.
+    /// Names of an action's dimensions, by `policy.json` or else `samples.json`; none where the data set has
+    /// none.
     pub action_names: Vec<String>,
     /// What could not be read, a line each.
     pub problems: Vec<String>,
@@ -46,11 +47,11 @@ impl ReportedRun {
         }
         problems.extend(dir.damage());
         let samples = samples(&path.join("samples.json"), &mut problems);
-        let action_names = action_names(&path.join("policy.json"));
+        let action_names = action_names(&path.join("policy.json"), &samples);
         Self { dir, scalars, story: story.unwrap_or_default(), samples, action_names, problems }
     }
 
-    /// Its name; its directory's if it has none.
+    /// Name; its directory's if it has none.
     pub fn name(&self) -> String {
         let named = self.dir.run["name"].as_str().filter(|name| !name.is_empty());
         named.map_or_else(|| self.dir.dir.display().to_string(), str::to_owned)
@@ -65,6 +66,15 @@ impl ReportedRun {
     pub fn series(&self, tag: &str) -> Vec<(f64, f64)> {
         let points = self.scalars.series.get(tag).into_iter().flatten();
         points.map(|point| (point.step as f64 + 1.0, point.value)).collect()
+    }
+
+    /// A measure of held-out samples over the steps, from before the first one on.
+    pub fn held_out(&self, name: &str) -> Vec<(f64, f64)> {
+        let before = &self.dir.summary["error_before"];
+        let before = before[name].as_f64().or_else(|| before["parts"][name].as_f64());
+        let is_whole = self.dir.summary["first_step"].as_u64() == Some(0);
+        let first = before.filter(|_| is_whole).map(|value| (0.0, value));
+        first.into_iter().chain(self.series(&format!("eval/{name}"))).collect()
     }
 
     /// Losses of its steps; by the scalars where there is no ledger, which has every step.
@@ -83,11 +93,14 @@ impl ReportedRun {
 }
 
 /// Another program's file by now: what is not as expected has no names.
-fn action_names(path: &Path) -> Vec<String> {
+fn action_names(path: &Path, samples: &Value) -> Vec<String> {
     let text = bounded::read_text(path, MAX_METADATA_BYTES).unwrap_or_default();
     let policy: Value = serde_json::from_str(&text).unwrap_or_default();
-    let names = policy["action"]["names"].as_array().into_iter().flatten();
-    names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    let listed = policy["action"]["names"].as_array().into_iter().flatten();
+    let drawn = samples["samples"][0]["curves"].as_array().into_iter().flatten();
+    let names: Vec<_> = listed.filter_map(Value::as_str).map(str::to_owned).collect();
+    let drawn = drawn.filter_map(|curve| curve["name"].as_str()).map(str::to_owned);
+    if names.is_empty() { drawn.collect() } else { names }
 }
 
 fn samples(path: &Path, problems: &mut Vec<String>) -> Value {

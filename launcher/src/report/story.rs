@@ -57,7 +57,7 @@ impl Story {
         }
     }
 
-    /// Its beginning alone, for a look at many runs; nothing if there is no log.
+    /// Beginning alone, for a look at many runs; nothing if there is no log.
     pub fn opening(path: &Path) -> Self {
         let (mut story, mut day, mut bytes) = (Self::default(), None, Vec::new());
         let read = File::open(path).and_then(|file| file.take(OPENING_BYTES).read_to_end(&mut bytes));

@@ -20,7 +20,7 @@ use nix::{
 use tokio::process::{Child, Command};
 
 use super::signals;
-use crate::exit::{Exit, Failed};
+use crate::exit::{CliError, Exit};
 
 /// What to start.
 #[derive(Debug)]
@@ -74,6 +74,13 @@ pub fn spawn(program: &Program, streams: ChildStreams) -> io::Result<Child> {
     command.spawn()
 }
 
+/// From now on a write beyond the largest file that is allowed (`ulimit -f`) is an error, as on a full disk,
+/// and ends no process; in children neither.
+pub fn survive_file_limits() {
+    // SAFETY: no handler is installed. It fails for signals that there are not.
+    let _ = unsafe { signal::signal(signal::Signal::SIGXFSZ, signal::SigHandler::SigIgn) };
+}
+
 /// Kills the process group that `child` leads; nothing if it has ended already.
 pub fn kill_group(child: &Child) {
     // The group may be gone between its leader's end and our noticing it: not an error.
@@ -92,9 +99,9 @@ pub fn kill_leftovers(leader: Option<u32>) {
 }
 
 /// The file of this program, which its children run.
-pub fn this_program() -> Result<PathBuf, Failed> {
+pub fn this_program() -> Result<PathBuf, CliError> {
     std::env::current_exe()
-        .map_err(|error| Failed::new(Exit::Internal, format!("cannot find this program: {error}")))
+        .map_err(|error| CliError::new(Exit::Internal, format!("cannot find this program: {error}")))
 }
 
 #[cfg(test)]

@@ -47,11 +47,11 @@ impl Mode {
     pub fn of_stderr(flags: &ConsoleFlags) -> Self {
         let dumb = process_env("TERM").is_some_and(|terminal| terminal == "dumb");
         let sized = terminal_size::terminal_size_of(std::io::stderr()).is_some();
-        Self::of(flags, std::io::stderr().is_terminal() && sized && !dumb)
+        Self::choose(flags, std::io::stderr().is_terminal() && sized && !dumb)
     }
 
     /// How a run is shown on a terminal, or on something else.
-    pub fn of(flags: &ConsoleFlags, terminal: bool) -> Self {
+    pub fn choose(flags: &ConsoleFlags, terminal: bool) -> Self {
         Self { living: terminal && !flags.plain, every: flags.log_every }
     }
 
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_block_leaves_the_screen_to_what_matters() {
-        let mode = Mode::of(&ConsoleFlags::default(), true);
+        let mode = Mode::choose(&ConsoleFlags::default(), true);
         let place = |line: &str| mode.place(line);
         for stays in [
             "17:15:17  fail    warning: lost: rank 1 on node-a",
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn steps_are_told_as_often_as_asked_and_the_last_one_always() {
-        let mode = |log_every, plain, terminal| Mode::of(&ConsoleFlags { log_every, plain }, terminal);
+        let mode = |log_every, plain, terminal| Mode::choose(&ConsoleFlags { log_every, plain }, terminal);
         for terminal in [true, false] {
             let places = [9, 10, 20, 149, 150].map(|at| mode(Some(10), false, terminal).place(&step(at)));
             let (told, held) = (Visibility::Screen, Visibility::Nowhere);

@@ -29,7 +29,7 @@ const RETRY: Duration = Duration::from_millis(100);
 pub struct WorkerExit {
     /// The process; 0 if it could not be started.
     pub pid: u32,
-    /// Its exit code or signal.
+    /// Exit code or signal.
     pub how: ProcessExit,
     /// What it was reading when a signal ended it.
     pub read: Option<SampleNote>,

@@ -17,11 +17,11 @@ use crate::launch::{plan, streams::Route, worker_env::Common};
 
 /// The workers of one launcher.
 pub struct WorkerGroup {
-    /// Their place and environment.
+    /// Place and environment.
     pub common: Common,
     /// What each runs; the environment of its place is added.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<String>,
     /// Where their output goes.
     pub output: plan::OutputPlan,
@@ -35,9 +35,9 @@ pub struct WorkerGroup {
 
 /// A started worker.
 pub struct WorkerProcess {
-    /// Its process.
+    /// Process.
     pub process: ChildProcess,
-    /// Its log, if it has one of its own.
+    /// Log, if it has one of its own.
     pub log: Option<Log>,
     /// What it is reading, if there is memory to note that.
     pub note: Option<File>,
@@ -71,7 +71,8 @@ impl WorkerGroup {
         let rank = self.common.place.first_rank + local;
         let local_rank = self.common.place.first_local_rank + local;
         let shown = self.output.filter.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
-        let (redirects, tee) = (self.output.redirects.of(local_rank), self.output.tee.of(local_rank));
+        let (redirects, tee) =
+            (self.output.redirects.streams(local_rank), self.output.tee.streams(local_rank));
         let dir = self.output.log_dir.join(format!("rank{rank:04}"));
         let sink =
             |redirect, tee, name| Sink { route: Route::new(redirect, tee, shown), path: dir.join(name) };

@@ -71,7 +71,7 @@ pub enum Event {
     WorkerEnded(u32, ProcessExit),
     /// The coordinator wants another process in this worker's place.
     Respawn {
-        /// Its number among ours.
+        /// Number among ours.
         worker: u32,
         /// Which start this is, not counting the first; a number seen before is a replay.
         attempt: u32,

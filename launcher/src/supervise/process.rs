@@ -57,7 +57,7 @@ pub struct Sink {
 /// A running process.
 #[derive(Debug)]
 pub struct ChildProcess {
-    /// Its process id, for people.
+    /// Process id, for people.
     pub pid: u32,
     condemned: Arc<Notify>,
 }

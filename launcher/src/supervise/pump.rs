@@ -25,7 +25,7 @@ pub struct ConsolePrefix {
 pub async fn pump(mut from: impl AsyncRead + Unpin, shown: ConsolePrefix) {
     let (mut lines, mut buffer) = (Lines::new(shown), vec![0; 8 << 10]);
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        lines.take(&buffer[..length]);
+        lines.add_bytes(&buffer[..length]);
     }
     lines.finish();
 }
@@ -43,7 +43,7 @@ impl Lines {
     }
 
     /// Shows the lines that are whole now.
-    pub fn take(&mut self, bytes: &[u8]) {
+    pub fn add_bytes(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(piece);
             if piece.ends_with(b"\n") || self.line.len() >= MAX_LINE {

@@ -53,17 +53,17 @@ pub struct Report {
 /// A worker that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedWorker {
-    /// Its rank.
+    /// Rank.
     pub rank: u32,
-    /// Its number among this launcher's workers.
+    /// Number among this launcher's workers.
     pub local_rank: u32,
-    /// Its machine.
+    /// Machine.
     pub host: String,
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
     /// How it ended.
     pub ended: ProcessExit,
-    /// Its log of standard error, if one is kept.
+    /// Log of standard error, if one is kept.
     pub log: Option<Log>,
 }
 
@@ -72,7 +72,7 @@ pub struct FailedWorker {
 pub struct Log {
     /// The file.
     pub path: PathBuf,
-    /// Its size before the worker was started.
+    /// Size before the worker was started.
     pub begin: u64,
 }
 

@@ -13,7 +13,7 @@ use coxswain_identity::{
 use tokio::{net::TcpStream, sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::host::Host;
-use crate::{clock, exit::Failed};
+use crate::{clock, exit::CliError};
 
 /// Between two looks.
 const LOOK: Duration = BEAT.checked_div(2).expect("two is not zero");
@@ -29,7 +29,7 @@ pub struct Standby<'a> {
     /// The claim of the coordinator that this launcher has joined.
     pub number: u64,
     /// Starts a coordinator in place of the one with this claim; nothing if another launcher was faster.
-    pub take_over: &'a dyn Fn(&Claim) -> Result<Option<Host>, Failed>,
+    pub take_over: &'a dyn Fn(&Claim) -> Result<Option<Host>, CliError>,
     /// What was said of it last.
     pub told: Option<String>,
 }

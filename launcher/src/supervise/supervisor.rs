@@ -42,7 +42,7 @@ pub struct Contacts<'a> {
     pub access: Access,
     /// Where this launcher speaks for its workers, if it does.
     pub relay: Option<Arc<Relay>>,
-    /// Its process, if it is ours.
+    /// Process, if it is ours.
     pub coordinator: Option<Host>,
     /// How it would become ours, if it can.
     pub standby: Option<Standby<'a>>,

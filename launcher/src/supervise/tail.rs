@@ -42,7 +42,7 @@ impl Tail {
             match file.read(&mut buffer).await? {
                 0 if ended => break,
                 0 => ended = tokio::time::timeout(LOOK, writing.changed()).await.is_ok(),
-                length => lines.take(&buffer[..length]),
+                length => lines.add_bytes(&buffer[..length]),
             }
         }
         lines.finish();

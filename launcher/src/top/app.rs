@@ -53,9 +53,9 @@ impl App {
     }
 
     /// Takes in what was learned of a run.
-    pub fn take(&mut self, run: usize, update: Update) {
+    pub fn apply(&mut self, run: usize, update: Update) {
         if let Some(run) = self.runs.get_mut(run) {
-            run.take(update);
+            run.apply(update);
         }
         self.rank = self.rank.min(self.run().status.ranks.len().saturating_sub(1));
     }
@@ -125,10 +125,10 @@ mod tests {
 
     fn app() -> App {
         let mut app = App::new(["a".to_owned(), "b".to_owned()]);
-        app.take(0, Update::Source(Source::Coordinator));
+        app.apply(0, Update::Source(Source::Coordinator));
         let ranks = [0, 0, 1].map(|node_rank| RankStatus { node_rank, ..RankStatus::default() }).to_vec();
         let phase = RunPhase::Training.into();
-        app.take(0, Update::Status(Box::new(GetStatusResponse { ranks, phase, ..Default::default() })));
+        app.apply(0, Update::Status(Box::new(GetStatusResponse { ranks, phase, ..Default::default() })));
         app
     }
 
@@ -158,7 +158,7 @@ mod tests {
         }
         app.key(Key::Char('d'));
         assert_eq!(app.key(Key::Char('y')), Some(Intent::Give(0, ControlRequest::Drain(1))));
-        app.take(0, Update::Status(Box::default()));
+        app.apply(0, Update::Status(Box::default()));
         assert_eq!(app.rank, 0, "the marked rank is gone");
     }
 

@@ -258,7 +258,7 @@ mod tests {
 
     fn app() -> App {
         let mut app = App::new(["runs/a".to_owned(), "runs/b".to_owned()]);
-        app.take(0, Update::Source(Source::Coordinator));
+        app.apply(0, Update::Source(Source::Coordinator));
         let step = |at: usize| {
             format!(
                 "17:15:17  step    {at:>4}/400  epoch 0  loss {:.4}    grad 4.5836    lr 1.00e-4   16.7 samples/s   4267 tokens/s",
@@ -268,9 +268,9 @@ mod tests {
         let mut lines: Vec<_> = (1..=100).map(step).collect();
         lines.push("17:15:20  fail    warning: lost: rank 1 on node-a".into());
         lines.push("17:15:21  save    checkpoint at step 80: checkpoints/step-00000080, 13.0 MiB".into());
-        app.take(0, Update::Logged(lines));
+        app.apply(0, Update::Logged(lines));
         let complete = CheckpointState::Complete.into();
-        app.take(
+        app.apply(
             0,
             Update::Status(Box::new(GetStatusResponse {
                 run_name: "pick".into(),
@@ -301,7 +301,7 @@ mod tests {
         let comparison =
             Some(MemoryComparison { measured: 36 << 20, predicted: 40 << 20, ..Default::default() });
         let ranks = vec![RankMemory { rank: 0, comparison, ..RankMemory::default() }];
-        app.take(0, Update::Memory(Box::new(GetMemoryResponse { ranks })));
+        app.apply(0, Update::Memory(Box::new(GetMemoryResponse { ranks })));
         app
     }
 
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn keys_that_would_do_nothing_are_not_offered_and_many_runs_leave_room_for_the_state() {
         let mut app = App::new((0..9).map(|number| format!("runs/a-longer-name-{number}")));
-        app.take(0, Update::Source(Source::Files("interrupted".into())));
+        app.apply(0, Update::Source(Source::Files("interrupted".into())));
         let (lines, _) = screen(&app, 80, 24, true);
         assert_eq!(lines[23].trim_end(), "q quit  tab next run  ↑↓ rank");
         assert!(lines[0].starts_with("1 of 9  runs/a-longer-name-0  not running"), "{}", lines[0]);
@@ -383,7 +383,7 @@ mod tests {
     fn a_run_of_which_nothing_is_known_says_so() {
         let mut app = App::new(["runs/a".to_owned()]);
         assert!(screen(&app, 80, 24, true).0[0].starts_with("runs/a  looking for it"));
-        app.take(0, Update::Source(Source::Files("no launcher is running this run".into())));
+        app.apply(0, Update::Source(Source::Files("no launcher is running this run".into())));
         assert!(screen(&app, 80, 24, true).0[0].contains("not running  no launcher is running this run"));
     }
 }

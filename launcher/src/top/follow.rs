@@ -12,7 +12,7 @@ use super::{app::ControlRequest, files};
 use crate::{
     control::{Access, ledger_page, prompt},
     endpoint::Target,
-    exit::Failed,
+    exit::CliError,
     log_tail::LogTail,
     supervise::watcher,
     view::{Source, Update},
@@ -29,7 +29,7 @@ const REASON: &str = "requested in cox top";
 
 /// One run, and the screen's ends of what is told of it.
 pub struct Follower {
-    /// Its number on the screen.
+    /// Number on the screen.
     pub number: usize,
     /// Where it is.
     pub target: Target,
@@ -161,14 +161,14 @@ impl Follower {
     }
 }
 
-async fn status_of(access: &Access) -> Result<Update, Failed> {
+async fn status_of(access: &Access) -> Result<Update, CliError> {
     let status =
         access.look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await }).await?;
     Ok(Update::Status(Box::new(status)))
 }
 
 /// Gives an order; what became of it.
-async fn given(access: &Access, order: ControlRequest) -> Result<String, Failed> {
+async fn given(access: &Access, order: ControlRequest) -> Result<String, CliError> {
     let message = match order {
         ControlRequest::Pause => {
             access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;

@@ -23,9 +23,9 @@ pub enum Source {
     /// Not known yet.
     #[default]
     Unknown,
-    /// Its coordinator.
+    /// Coordinator.
     Coordinator,
-    /// Its files, and why.
+    /// Files, and why.
     Files(String),
     /// Nowhere, and why.
     Nothing(String),
@@ -44,7 +44,7 @@ pub enum Update {
     Logged(Vec<String>),
     /// Losses by committed steps, from its ledger.
     Losses(Vec<(u64, f64)>),
-    /// Its ranks' memory.
+    /// Ranks' memory.
     Memory(Box<GetMemoryResponse>),
     /// What has become of an order.
     Message(String),
@@ -90,12 +90,12 @@ impl RunView {
         Self { label, ..Self::default() }
     }
 
-    /// Its name.
+    /// Name.
     pub fn name(&self) -> &str {
         if self.status.run_name.is_empty() { &self.label } else { &self.status.run_name }
     }
 
-    /// Its phase in plain words.
+    /// Phase in plain words.
     pub fn phase(&self) -> String {
         match (&self.source, self.status.phase) {
             (Source::Unknown, _) => "looking for it".to_owned(),
@@ -115,7 +115,7 @@ impl RunView {
     }
 
     /// Takes in what was learned.
-    pub fn take(&mut self, update: Update) {
+    pub fn apply(&mut self, update: Update) {
         match update {
             Update::Source(source) => {
                 let label = std::mem::take(&mut self.label);
@@ -245,25 +245,25 @@ mod tests {
     fn a_run_is_told_by_its_log_as_by_its_events() {
         let mut told = RunView::new("runs/a".into());
         let log = "14:03:44  run     starting: generation 1 is complete\n14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4  16.7 samples/s  4267 tokens/s\n14:03:46  fail    warning: lost: rank 1\n14:03:46  memory  rank  host\nnot a line\n14:03:47  step      2/4";
-        told.take(Update::Logged(log.lines().map(str::to_owned).collect()));
+        told.apply(Update::Logged(log.lines().map(str::to_owned).collect()));
         assert_eq!((told.status.committed_steps, told.status.total_steps), (1, 400));
         assert_eq!(told.loss.drawn(9), [(1.0, 0.8123)]);
         assert_eq!(told.log.iter().map(|entry| entry.warns).collect::<Vec<_>>(), [false, true, false]);
         let mut watched = RunView::new("runs/a".into());
-        watched.take(event(Kind::Step(StepCommitted {
+        watched.apply(event(Kind::Step(StepCommitted {
             total_steps: 400,
             loss: 0.8123,
             ..Default::default()
         })));
-        watched.take(event(Kind::Failure(Failure::default())));
+        watched.apply(event(Kind::Failure(Failure::default())));
         let phase = RunPhase::Training.into();
-        watched.take(event(Kind::Phase(PhaseChanged { phase, reason: "why".into() })));
+        watched.apply(event(Kind::Phase(PhaseChanged { phase, reason: "why".into() })));
         assert_eq!(watched.loss.drawn(9), told.loss.drawn(9));
         assert_eq!(
             (watched.phase(), watched.log.len(), watched.name()),
             ("looking for it".into(), 2, "runs/a")
         );
-        watched.take(Update::Source(Source::Coordinator));
+        watched.apply(Update::Source(Source::Coordinator));
         assert!(watched.log.is_empty() && watched.loss.drawn(9).is_empty(), "all of it is read again");
     }
 
@@ -274,7 +274,7 @@ mod tests {
         let mut view = RunView { status, ..RunView::default() };
         let line =
             "11:43:34  step     14/25  epoch 0  loss 1.8  grad 4.5  lr 5e-4  101 samples/s  2363 tokens/s";
-        view.take(Update::Logged(vec![line.to_owned()]));
+        view.apply(Update::Logged(vec![line.to_owned()]));
         assert_eq!((view.status.committed_steps, view.status.total_steps), (25, 25));
     }
 

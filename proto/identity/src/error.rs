@@ -47,7 +47,7 @@ pub enum IdentityError {
     OpenToOthers {
         /// The file.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions.
         mode: u32,
     },
     /// A token file of another user.
@@ -82,8 +82,8 @@ pub enum IdentityError {
     NoCertificates,
     /// Nothing to know the server by.
     #[error(
-        "{0} is not on this machine, and its identity cannot be verified: set COX_TOKEN (or \
-         COX_TOKEN_FILE), or COX_TLS_CA"
+        "{0} is called through TLS, and its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
+         or COX_TLS_CA"
     )]
     NothingToTrust(String),
     /// A certificate, its key, or those it is checked against.

@@ -24,7 +24,7 @@ impl Scope {
         self == wanted || self == Self::All || wanted == Self::Read
     }
 
-    /// Its name, in files and flags.
+    /// Name, in files and flags.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",

@@ -31,7 +31,7 @@ use crate::{
 pub struct CacheGeneration {
     /// Counts from 1.
     pub number: u64,
-    /// Its adapter is the one before this step.
+    /// Adapter is the one before this step.
     pub since: Step,
 }
 

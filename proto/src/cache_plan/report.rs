@@ -43,7 +43,7 @@ impl CacheUse {
 pub struct CacheReport {
     /// Which.
     pub generation: u64,
-    /// Its directory in the store; empty if there is none yet.
+    /// Directory in the store; empty if there is none yet.
     pub namespace: String,
     /// Samples whose features are stored.
     pub stored: u64,
@@ -57,7 +57,7 @@ pub struct CacheReport {
     pub damaged: u64,
     /// How far its features have moved since it began, once that has been measured after a live phase.
     pub drift: Option<CacheDrift>,
-    /// Its adapter cannot be had: what is missing is computed with the present one, and the next cache phase
+    /// Adapter cannot be had: what is missing is computed with the present one, and the next cache phase
     /// must not keep it.
     pub lost: bool,
 }

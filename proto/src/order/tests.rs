@@ -104,7 +104,7 @@ fn what_is_left_out_is_left_out_of_every_epoch() {
     let mut left_out = LeftOut::new(order.clone(), [DamagedRow { row: 12, begin: 9, end: 12 }]);
     for epoch in 0..9 {
         let batches = [0..8, 8..16, 16..24, 24..30].map(|positions| Batch { epoch, positions });
-        let found: Vec<u64> = batches.iter().flat_map(|batch| left_out.of(batch)).flatten().collect();
+        let found: Vec<u64> = batches.iter().flat_map(|batch| left_out.in_batch(batch)).flatten().collect();
         let mut numbers: Vec<_> = found.iter().filter_map(|position| order.at(epoch, *position)).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [9, 10, 11], "epoch {epoch}");

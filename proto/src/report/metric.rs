@@ -42,9 +42,9 @@ pub struct Metric {
 /// How the values of ranks become the step's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// Their mean, over the ranks that report it.
+    /// Mean, over the ranks that report it.
     Mean,
-    /// Their sum.
+    /// Sum.
     Sum,
     /// The largest.
     Max,
@@ -95,7 +95,7 @@ impl Metric {
     }
 
     /// The part of its name behind the slash; empty without one.
-    pub fn of(&self) -> &str {
+    pub fn suffix(&self) -> &str {
         self.name.split_once('/').map_or("", |(_, of)| of)
     }
 
@@ -235,7 +235,7 @@ mod tests {
         ];
         assert_eq!(stage_times(&metrics).collect::<Vec<_>>(), [("tower", 1.5)]);
         assert_eq!(highest_learning_rate(&metrics), Some(1e-3));
-        assert_eq!((metrics[1].kind(), metrics[1].of()), ("lr", "slow"));
+        assert_eq!((metrics[1].kind(), metrics[1].suffix()), ("lr", "slow"));
         assert_eq!(highest_learning_rate(&metrics[..1]), None);
     }
 

@@ -9,7 +9,7 @@ use crate::ids::Bytes;
 /// What a worker is doing, for heartbeats, memory peaks and failures. In the order in which tables show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WorkerPhase {
-    /// Its launcher starts its process, which has not made itself known yet: the coordinator's to say.
+    /// Launcher starts its process, which has not made itself known yet: the coordinator's to say.
     Starting,
     /// Waiting for the world to be complete.
     #[default]
@@ -141,7 +141,7 @@ pub struct PhaseMemory {
 /// How a checkpoint is getting on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointState {
-    /// Its manifest is published: it can be resumed from.
+    /// Manifest is published: it can be resumed from.
     Complete,
     /// It was given up; training goes on.
     Failed,

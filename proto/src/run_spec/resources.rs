@@ -34,13 +34,13 @@ pub enum Offload {
     /// Nothing: what trains, its gradients and its moments are where the model is.
     #[default]
     None,
-    /// Moments and replica: beside a GPU they are in host memory, and every step brings them to the GPU and
+    /// Moments and replica: with a GPU they are in host memory, and every step copies them to the GPU and
     /// back. On a CPU the same as `none`.
     Optimizer,
     /// The frozen weights of all blocks: read from their files whenever a block runs, two blocks in memory at
     /// a time.
     Layers,
-    /// The table of token embeddings: beside a GPU it is in host memory, and every step brings the rows that
+    /// The table of token embeddings: with a GPU it is in host memory, and every step copies the rows that
     /// it looks up. On a CPU the same as `none`.
     Embedding,
 }

@@ -103,7 +103,7 @@ impl RunSpec {
     /// The task's keys, as its schema wrote them, in the place of those that are there. They are not checked.
     pub(crate) fn set_sections(&mut self, task: &str, settings: &impl Serialize, identity: &Classes) {
         task.clone_into(&mut self.task.kind);
-        self.sections = Sections { values: object(settings), marks: Marks::of(identity) };
+        self.sections = Sections { values: object(settings), marks: Marks::from_classes(identity) };
     }
 
     /// Peak learning rate of each group of trainables, by the group's name: `optimizer.lr`, whose keys are

@@ -191,7 +191,7 @@ fn look() -> Result<Gpus, NoGpus> {
     })?;
     let missing = HEADERS.iter().map(|header| headers.join(header)).find(|header| !header.is_file());
     if let Some(missing) = missing {
-        return Err(NoGpus::NoHeaders { looked_at: format!("{} is not there", missing.display()) });
+        return Err(NoGpus::NoHeaders { looked_at: format!("{} does not exist", missing.display()) });
     }
     Ok(Gpus { count: driver.gpus, driver: driver.cuda, nvrtc, headers })
 }

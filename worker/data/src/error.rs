@@ -56,9 +56,9 @@ pub enum DataError {
     /// One data set of several cannot be used.
     #[error("data.sets.{at} (`{name}`): {source}")]
     Set {
-        /// Its place in the run file's list.
+        /// Place in the run file's list.
         at: usize,
-        /// Its name.
+        /// Name.
         name: String,
         /// What is wrong with it.
         source: Box<DataError>,

@@ -66,7 +66,7 @@ pub struct Report {
 /// One feature.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FeatureReport {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// As `info.json` spells it.
     pub dtype: String,

@@ -15,7 +15,7 @@ use crate::lerobot::Fingerprint;
 /// A data set of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightedDataset {
-    /// Its training samples; at least one.
+    /// Training samples; at least one.
     pub samples: u64,
     /// Passes through it beside those through the others, above 0.
     pub rate: f64,

@@ -48,7 +48,7 @@ pub const FAR: f64 = 100.0;
 /// A value that a mode makes large.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FarValue {
-    /// Its dimension.
+    /// Dimension.
     pub dim: usize,
     /// As recorded.
     pub recorded: f64,

@@ -32,10 +32,10 @@ impl Orientation {
 
     /// What these bytes of Exif say: a TIFF header and its first directory. Upright if they say nothing.
     pub fn of_exif(exif: &[u8]) -> Self {
-        Self::read(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif)).unwrap_or(Self::UPRIGHT)
+        Self::from_tiff(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif)).unwrap_or(Self::UPRIGHT)
     }
 
-    fn read(tiff: &[u8]) -> Option<Self> {
+    fn from_tiff(tiff: &[u8]) -> Option<Self> {
         let is_big = match tiff.get(..4)? {
             b"MM\0*" => true,
             b"II*\0" => false,

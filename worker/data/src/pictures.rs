@@ -49,6 +49,9 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
                     .into(),
             );
         }
+        _ if encoded.trim_ascii_start().starts_with(b"<") => {
+            return Err("the image is a web page or an SVG; restore the file as PNG or JPEG".into());
+        }
         _ => return Err(format!("the image is {}; convert it to PNG or JPEG", kind_of(encoded))),
     };
     let decoded = decoded
@@ -268,6 +271,8 @@ mod tests {
             assert!(reason.contains("the image"), "{reason}");
             assert_eq!(image_size(bytes), None);
         }
+        let page = decode(b"\n<!DOCTYPE html>").unwrap_err();
+        assert!(page.contains("a web page") && page.contains("restore the file"), "{page}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl NotText {
             [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
                 Self { found: "is UTF-16", remedy: "convert it: `iconv -f UTF-16 -t UTF-8 IN > OUT`" }
             }
-            [0x1f, 0x8b, ..] => Self { found: "is compressed (gzip)", remedy: "unpack it: `gunzip FILE`" },
+            [0x1f, 0x8b, ..] => Self { found: "is compressed (gzip)", remedy: "unpack it: `zcat IN > OUT`" },
             _ => Self { found: "is not UTF-8", remedy: "save the file as UTF-8" },
         }
     }

@@ -18,11 +18,11 @@ use super::{
 /// A named matrix of the adapter: borrowed from the trainer, or read from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterTensor<'a> {
-    /// Its name among the trainables.
+    /// Name among the trainables.
     pub name: Cow<'a, str>,
-    /// Its axes.
+    /// Axes.
     pub shape: Cow<'a, [usize]>,
-    /// Its values, row-major.
+    /// Values, row-major.
     pub values: Cow<'a, [f32]>,
 }
 

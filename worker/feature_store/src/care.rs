@@ -25,9 +25,9 @@ use super::{
 /// A namespace as it lies on disk.
 #[derive(Clone, Debug)]
 pub struct NamespaceReport {
-    /// Its directory.
+    /// Directory.
     pub dir: PathBuf,
-    /// Its name.
+    /// Name.
     pub key: NamespaceKey,
     /// What its records share.
     pub description: NamespaceDescription,

@@ -79,7 +79,7 @@ pub struct RecordRef {
 }
 
 impl Namespace {
-    pub(super) fn open(
+    pub(super) fn open_in(
         store: Directory,
         dir: PathBuf,
         description: NamespaceDescription,
@@ -102,7 +102,7 @@ impl Namespace {
         &self.0.description
     }
 
-    /// Its directory.
+    /// Directory.
     pub fn dir(&self) -> &Path {
         &self.0.dir
     }

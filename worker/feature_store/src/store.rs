@@ -62,7 +62,7 @@ impl Store {
         Ok(Some(Self { directory: Directory { path: dir.to_path_buf(), budget: None }, read_only }))
     }
 
-    /// Its directory.
+    /// Directory.
     pub fn dir(&self) -> &Path {
         &self.directory.path
     }
@@ -101,7 +101,7 @@ impl Store {
                 namespace_file::write(&dir, description)?;
             }
         }
-        Namespace::open(self.directory.clone(), dir, description.clone(), in_use)
+        Namespace::open_in(self.directory.clone(), dir, description.clone(), in_use)
     }
 
     /// The namespace with this key, as a lease names it; none if the store has none.
@@ -113,7 +113,7 @@ impl Store {
         let in_use = InUse::enter(&dir)?;
         match namespace_file::read(&dir)? {
             Some((found, description)) if found == *key => {
-                Namespace::open(self.directory.clone(), dir, description, in_use).map(Some)
+                Namespace::open_in(self.directory.clone(), dir, description, in_use).map(Some)
             }
             _ => Ok(None),
         }

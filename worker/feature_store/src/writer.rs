@@ -47,7 +47,7 @@ pub struct ShardWriter {
     namespace: Arc<NamespaceState>,
     open: PathBuf,
     target: PathBuf,
-    /// Its lock, held until the end, says that the writer lives.
+    /// Lock, held until the end, says that the writer lives.
     file: BufWriter<File>,
     header: [u8; HEADER],
     entries: Vec<Entry>,

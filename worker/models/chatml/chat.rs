@@ -39,8 +39,8 @@ pub struct ChatMlChats(ChatMlTokenizer);
 
 impl ChatMlChats {
     /// Loads tokenizer and chat template of the checkpoint at `model`.
-    pub fn open(model: &Path, facts: ModelFacts) -> Result<Self, DataError> {
-        ChatMlTokenizer::open(model, facts).map(Self)
+    pub fn from_checkpoint(model: &Path, facts: ModelFacts) -> Result<Self, DataError> {
+        ChatMlTokenizer::from_checkpoint(model, facts).map(Self)
     }
 
     fn encode_rendered(

@@ -29,7 +29,7 @@ pub enum ToolTurns {
 /// What a family's prompts and chats have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatMlForm {
-    /// Its name, for errors.
+    /// Name, for errors.
     pub family: &'static str,
     /// Side of a patch in pixels, where `config.json` does not say.
     pub patch: usize,

@@ -43,7 +43,7 @@ struct TextLimit {
 
 impl TextLimit {
     /// Which of so many tokens of a prompt are text, and how many of them are kept.
-    fn of(&self, tokens: usize) -> (Range<usize>, usize) {
+    fn apply(&self, tokens: usize) -> (Range<usize>, usize) {
         let [before, behind] = self.around;
         let text = before..tokens.saturating_sub(behind).max(before);
         (text.clone(), text.len().min(self.tokens))
@@ -52,8 +52,12 @@ impl TextLimit {
 
 impl ChatMlPrompts {
     /// Loads tokenizer and chat template of the checkpoint at `model`.
-    pub fn open(model: &Path, facts: ModelFacts, form: &PromptForm<'_>) -> Result<Self, DataError> {
-        Ok(Self::with(Arc::new(ChatMlTokenizer::open(model, facts)?), form))
+    pub fn from_checkpoint(
+        model: &Path,
+        facts: ModelFacts,
+        form: &PromptForm<'_>,
+    ) -> Result<Self, DataError> {
+        Ok(Self::with(Arc::new(ChatMlTokenizer::from_checkpoint(model, facts)?), form))
     }
 
     fn with(tokenizer: Arc<ChatMlTokenizer>, form: &PromptForm<'_>) -> Self {
@@ -83,14 +87,14 @@ impl PromptEncoder for ChatMlPrompts {
     fn cut(&self, task: &str) -> usize {
         let Some(limit) = &self.limit else { return 0 };
         let tokens = self.tokenizer.ids(self.render(task)).map_or(0, |ids| ids.len());
-        let (text, kept) = limit.of(tokens);
+        let (text, kept) = limit.apply(tokens);
         text.len() - kept
     }
 
     fn encode(&self, task: &str, grids: &[ImageShape]) -> Result<Vec<u32>, String> {
         let mut ids = self.tokenizer.ids(self.render(task))?;
         if let Some(limit) = &self.limit {
-            let (text, kept) = limit.of(ids.len());
+            let (text, kept) = limit.apply(ids.len());
             ids.drain(text.start + kept..text.end);
         }
         let repeats = self.tokenizer.repeats(&ids, grids, &self.template.replace("{task}", task))?;

@@ -36,7 +36,7 @@ pub struct ChatMlTokenizer {
 
 impl ChatMlTokenizer {
     /// Loads tokenizer and chat template of the checkpoint at `model`.
-    pub fn open(model: &Path, facts: ModelFacts) -> Result<Self, DataError> {
+    pub fn from_checkpoint(model: &Path, facts: ModelFacts) -> Result<Self, DataError> {
         let path = model.join("tokenizer.json");
         if !path.exists() {
             let remedy = "model.path must be a Hugging Face directory with a fast tokenizer";

@@ -134,7 +134,7 @@ pub fn decoder_layer(
     text.expect_str("model_type", model_type)?;
     for bias in ["attention_bias", "mlp_bias"] {
         if text.bool(bias)? == Some(true) {
-            return Err(text.error(bias, "true; layers with biases are not read here"));
+            return Err(text.error(bias, "true; layers with biases are not supported"));
         }
     }
     let (width, heads) = (text.size("hidden_size")?, text.size("num_attention_heads")?);

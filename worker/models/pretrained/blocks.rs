@@ -18,7 +18,7 @@ pub enum BlockWeights {
 
 impl BlockWeights {
     /// As a run asks for it.
-    pub fn of(spec: &RunSpec) -> Self {
+    pub fn from_spec(spec: &RunSpec) -> Self {
         match (spec.memory.offload, spec.memory.shard) {
             (Offload::Layers, _) => Self::Streamed,
             (_, Shard::Frozen) => Self::Sharded,
@@ -40,8 +40,8 @@ pub enum InMemory {
 
 impl InMemory {
     /// As a run asks for it, on a rank of this cut.
-    pub fn of(spec: &RunSpec, cut: Cut) -> Self {
-        match BlockWeights::of(spec) {
+    pub fn from_spec(spec: &RunSpec, cut: Cut) -> Self {
+        match BlockWeights::from_spec(spec) {
             BlockWeights::Held => Self::All,
             BlockWeights::Streamed => Self::TwoBlocks,
             BlockWeights::Sharded => Self::Part(cut),
@@ -70,7 +70,7 @@ pub enum TablePlace {
 
 impl TablePlace {
     /// As a run asks for it.
-    pub fn of(spec: &RunSpec) -> Self {
+    pub fn from_spec(spec: &RunSpec) -> Self {
         if spec.memory.offload == Offload::Embedding { Self::Host } else { Self::Device }
     }
 }

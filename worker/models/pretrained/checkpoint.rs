@@ -66,7 +66,7 @@ pub struct TensorLocation {
     name: String,
     shape: Vec<usize>,
     stored: Dtype,
-    /// Its bytes in the file.
+    /// Bytes in the file.
     range: Range<usize>,
 }
 
@@ -368,7 +368,7 @@ impl TensorLocation {
         self.shape.iter().product()
     }
 
-    /// Its axes.
+    /// Axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -391,8 +391,9 @@ impl Shard {
             remedy: "every file that model.safetensors.index.json names must be in the model directory",
         };
         let file = bounded::open(path).map_err(unreadable)?;
-        let (stamp, map) =
-            Stamp::of(&file).and_then(|stamp| Ok((stamp, mapping::map(&file)?))).map_err(unreadable)?;
+        let (stamp, map) = Stamp::from_file(&file)
+            .and_then(|stamp| Ok((stamp, mapping::map(&file)?)))
+            .map_err(unreadable)?;
         if PICKLED.iter().any(|begins| map.starts_with(begins)) {
             return Err(ModelError::Io {
                 path: path.into(),

@@ -116,7 +116,12 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, DataError> {
         None => Ok(names),
         Some(bad) => {
             let found = format!("names the file `{bad}`");
-            Err(DataError::invalid(index, "weight_map", found, "shards lie beside the index, by plain names"))
+            Err(DataError::invalid(
+                index,
+                "weight_map",
+                found,
+                "give names of files in the same directory as the index",
+            ))
         }
     }
 }

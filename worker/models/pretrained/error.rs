@@ -81,7 +81,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor, in the spelling of Transformers 5.
         tensor: String,
-        /// Its shape according to `config.json`.
+        /// Shape according to `config.json`.
         expected: Vec<usize>,
     },
     /// A weight is larger than float16 can say.
@@ -113,9 +113,9 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor as the file spells it.
         tensor: String,
-        /// Its shape in the file.
+        /// Shape in the file.
         found: Vec<usize>,
-        /// Its shape according to `config.json`.
+        /// Shape according to `config.json`.
         expected: Vec<usize>,
     },
     /// A tensor is stored in a type that is not read.
@@ -128,7 +128,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor as the file spells it.
         tensor: String,
-        /// Its type in the file.
+        /// Type in the file.
         found: String,
     },
     /// An input tensor of `model forward` is missing or does not fit the model.
@@ -202,7 +202,7 @@ pub enum TokenError {
     Grid {
         /// Number of the image.
         image: usize,
-        /// Its grid.
+        /// Grid.
         grid: [u32; 3],
         /// `spatial_merge_size`.
         merge: usize,

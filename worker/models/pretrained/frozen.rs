@@ -62,7 +62,7 @@ impl FrozenTensor {
         Some(QuantizedMatrix::bytes(dtype.packing()?, self.packs?))
     }
 
-    /// Its type, unless it is quantized then.
+    /// Type, unless it is quantized then.
     pub fn dense_dtype(&self, dtype: FrozenDtype) -> WeightsDtype {
         if self.is_matrix { dtype.dense() } else { WeightsDtype::Float32 }
     }

@@ -143,14 +143,14 @@ pub struct Stamp {
 
 impl Stamp {
     /// Of an open file.
-    pub fn of(file: &File) -> io::Result<Self> {
+    pub fn from_file(file: &File) -> io::Result<Self> {
         let metadata: Metadata = file.metadata()?;
         Ok(Self { len: metadata.len(), modified: metadata.modified().ok() })
     }
 
     /// An error if the file is another than it was.
     pub fn hold(&self, file: &File) -> io::Result<()> {
-        let now = Self::of(file)?;
+        let now = Self::from_file(file)?;
         let problem = match () {
             () if now.len != self.len => format!("it had {} bytes and has {}", self.len, now.len),
             () if now != *self => "it was written to".to_owned(),
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_stamp_holds_until_the_file_is_cut_or_written_to() {
         let mut file = file_of(&[1; 64]);
-        let stamp = Stamp::of(&file).expect("it is open");
+        let stamp = Stamp::from_file(&file).expect("it is open");
         stamp.hold(&file).expect("nothing has happened");
         file.write_all(b"more").expect("there is room");
         let message = stamp.hold(&file).expect_err("it is longer").to_string();

@@ -35,7 +35,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Its rules.
+    /// Rules.
     pub fn check(&self, spec: &RunSpec, f: &mut Findings) {
         f.named("model.path", &self.path, "name the directory of a Qwen2.5-VL or Qwen3-VL checkpoint");
         f.require(

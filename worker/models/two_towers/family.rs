@@ -24,7 +24,7 @@ use crate::{
 
 /// What such a family says; the rest follows.
 pub trait TowersFamily: ModelTypes {
-    /// Its `config.json`.
+    /// `config.json`.
     type Config: TowersConfig;
 
     /// How prompts and chats are rendered.
@@ -33,7 +33,7 @@ pub trait TowersFamily: ModelTypes {
 
 /// A family on one kind of device.
 pub trait TowersFamilyOn<B: Tape<Base = B>>: TowersFamily {
-    /// Its vision tower.
+    /// Vision tower.
     type Tower: VisionTower<B, Config = Self::Config> + 'static;
 }
 
@@ -47,15 +47,15 @@ impl<F: TowersFamily> VlFamily for F {
     }
 
     fn images(&self, dir: &Path, bounds: PixelBounds) -> Result<Box<dyn ImageProcessor>, DataError> {
-        Ok(Box::new(SmartResize::open(dir, self.patches(dir)?, bounds)?))
+        Ok(Box::new(SmartResize::from_checkpoint(dir, self.patches(dir)?, bounds)?))
     }
 
     fn prompts(&self, dir: &Path, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {
-        Ok(Box::new(ChatMlPrompts::open(dir, ModelFacts::read(dir, F::FORM)?, form)?))
+        Ok(Box::new(ChatMlPrompts::from_checkpoint(dir, ModelFacts::read(dir, F::FORM)?, form)?))
     }
 
     fn chats(&self, dir: &Path) -> Result<Box<dyn ChatEncoder>, DataError> {
-        Ok(Box::new(ChatMlChats::open(dir, ModelFacts::read(dir, F::FORM)?)?))
+        Ok(Box::new(ChatMlChats::from_checkpoint(dir, ModelFacts::read(dir, F::FORM)?)?))
     }
 
     fn make_checkpoint(&self, job: &SyntheticCheckpoint<'_>) -> Result<SyntheticSummary, ModelError> {

@@ -53,7 +53,7 @@ pub struct SpecialTokens {
 
 impl SpecialTokens {
     /// Those of the outermost object of `config.json`, within a vocabulary of so many.
-    pub(crate) fn read(root: &Fields<'_>, vocab: usize) -> Result<Self, ModelError> {
+    pub(crate) fn from_fields(root: &Fields<'_>, vocab: usize) -> Result<Self, ModelError> {
         let id = |field: &str, default: usize| -> Result<u32, ModelError> {
             let id = root.uint(field)?.unwrap_or(default);
             if id >= vocab {

@@ -30,7 +30,7 @@ pub trait VisionStem<B: ModelBackend>: Sized {
     /// Loads it. Registers what trains: patch embedding, then blocks.
     fn load(loader: &mut Loader<'_, B>, sizes: &Self::Sizes) -> Result<Self, ModelError>;
 
-    /// Its sizes.
+    /// Sizes.
     fn sizes(&self) -> &Self::Sizes;
 
     /// Tables and masks for images of these grids, `(t, h, w)` in patches.
@@ -78,7 +78,7 @@ pub enum MergerPlace {
 pub trait VisionTower<B: ModelBackend>: Sized {
     /// What it is made of before its mergers.
     type Stem: VisionStem<B>;
-    /// Its family's configuration.
+    /// Family's configuration.
     type Config: TowersConfig<Vision = <Self::Stem as VisionStem<B>>::Sizes>;
 
     /// Loads everything below `model.visual`.

@@ -135,7 +135,7 @@ pub struct VlPass<'a, B: Tape<Base = B>> {
 pub struct KeptInput<'a> {
     /// Where they were taken.
     pub tap: Tap,
-    /// Their values.
+    /// Values.
     pub values: &'a [f32],
 }
 

@@ -89,7 +89,7 @@ pub struct Message {
 
 impl Message {
     /// A turn that is learned if it is the assistant's.
-    pub fn of(role: Role, pieces: Vec<Piece>) -> Self {
+    pub fn new(role: Role, pieces: Vec<Piece>) -> Self {
         Self { role, pieces, learned: role == Role::Assistant }
     }
 }

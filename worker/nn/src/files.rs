@@ -46,7 +46,7 @@ pub struct StoredTensor {
     pub name: String,
     /// Row-major.
     pub shape: Vec<usize>,
-    /// Its elements.
+    /// Elements.
     pub values: Vec<f32>,
 }
 

@@ -53,7 +53,7 @@ pub struct NextTokens<B: ModelBackend> {
 
 /// What makes logits of hidden states.
 pub struct Head<B: ModelBackend> {
-    /// Its weight, `[v, d]`.
+    /// Weight, `[v, d]`.
     pub w_vd: Tensor<B, 2>,
     /// What an adapter adds; its dropout's rows are those of the targets.
     pub update: Option<LowRank<B>>,

@@ -71,13 +71,13 @@ impl SpanSum {
     }
 
     /// Adds a span that lies in this one.
-    fn take(&mut self, span: Self) {
+    fn add(&mut self, span: Self) {
         let same = |known: &&mut Self| known.kind == span.kind && known.name == span.name;
         let Some(known) = self.inner.iter_mut().find(same) else { return self.inner.push(span) };
         known.count += span.count;
         known.time += span.time;
         known.peak = known.peak.max(span.peak);
-        span.inner.into_iter().for_each(|inner| known.take(inner));
+        span.inner.into_iter().for_each(|inner| known.add(inner));
     }
 }
 
@@ -115,7 +115,7 @@ impl Recorder {
             span.time = now - since;
             if let Some((outer, _)) = self.open.last_mut() {
                 outer.peak = outer.peak.max(span.peak);
-                outer.take(span);
+                outer.add(span);
             }
         }
     }

@@ -41,5 +41,6 @@ pub mod tuning;
 pub use self::{
     config::{PALIGEMMA, PiConfig},
     names::PiKind,
+    prompt::{bins, told_tokens},
 };
 pub(crate) use self::{names::VLM, network::load};

@@ -16,15 +16,19 @@ const VALUE_TOKENS: usize = 4;
 const FRAME_TOKENS: usize = 12;
 
 /// About how many tokens a prompt has around its task, with so many values of a state, at most.
-pub(super) fn told_tokens(state: usize) -> usize {
+pub fn told_tokens(state: usize) -> usize {
     FRAME_TOKENS + VALUE_TOKENS * state
 }
 
 /// The prompt of a task in a state.
 pub(super) fn told(task: &str, state: &[f32]) -> String {
     let task = task.trim().replace(['_', '\n'], " ");
-    let bins: Vec<String> = state.iter().map(|value| bin(*value).to_string()).collect();
-    format!("Task: {task}, State: {};\nAction: ", bins.join(" "))
+    format!("Task: {task}, State: {};\nAction: ", bins(state))
+}
+
+/// A state in words: the bin of each value.
+pub fn bins(state: &[f32]) -> String {
+    state.iter().map(|value| bin(*value).to_string()).collect::<Vec<_>>().join(" ")
 }
 
 fn bin(value: f32) -> i64 {

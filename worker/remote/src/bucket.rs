@@ -139,7 +139,7 @@ impl Bucket {
                 let client = builder.build().map_err(|error| RemoteError::Refused(words(&error)))?;
                 (Provider::Http, Arc::new(client), None)
             }
-            other => return Err(RemoteError::Address(format!("{other}:// is not known here"))),
+            other => return Err(RemoteError::Address(format!("{other}:// is not supported"))),
         };
         Ok(Self { origin: origin(url), store, parts, provider, answered: AtomicBool::new(false) })
     }

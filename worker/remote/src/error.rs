@@ -49,7 +49,7 @@ pub enum RemoteError {
     },
     /// The object is another one than it was at first.
     #[error(
-        "changed under way: {0}; do not change data while a run reads them; start again with the new object"
+        "changed while it was read: {0}; do not change data during a run; start again with the new object"
     )]
     Changed(String),
     /// The server's answer is of no use, and no other is to be expected.

@@ -38,9 +38,9 @@ static PERMITS: Semaphore = Semaphore::const_new(REQUESTS);
 /// What an object was when it was first seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectStamp {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Its entity tag; where the server gives none, when it was changed.
+    /// Entity tag; where the server gives none, when it was changed.
     pub version: String,
     /// Whether that is a tag that a request can insist on.
     tagged: bool,
@@ -83,7 +83,7 @@ impl Object {
         Self { bucket, path, seen, key, cache, state: Mutex::default() }
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.seen.len
     }

@@ -110,7 +110,7 @@ pub fn enter(address: &str) -> Result<(), RemoteError> {
         }
     })?;
     if found.len() > MAX_OBJECTS {
-        let what = format!("more than {MAX_OBJECTS} objects lie below {prefix}");
+        let what = format!("more than {MAX_OBJECTS} objects under {prefix}");
         return Err(RemoteError::Refused(format!("{what}; name the data set's own address")));
     }
     let mut all = remotes();

@@ -10,9 +10,9 @@ use std::{fmt, fs::File};
 /// What tells an object from what it was before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// Its entity tag.
+    /// Entity tag.
     pub tag: Option<String>,
-    /// Its number, where the store counts (Google's does).
+    /// Number, where the store counts (Google's does).
     pub number: Option<String>,
 }
 
@@ -47,7 +47,7 @@ pub trait Storage: Send + Sync {
 /// Why an object, or its bucket, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageError {
-    /// Its address.
+    /// Address.
     pub object: String,
     /// What is wrong, and what helps.
     pub fault: String,

@@ -55,7 +55,7 @@ pub enum WireError {
     #[error("{0} entries in a map; an observation has at most {MAX_ENTRIES}")]
     Entries(u32),
     /// A name that is none.
-    #[error("a name of {0} bytes; at most {MAX_NAME_BYTES} are taken")]
+    #[error("a name of {0} bytes; the maximum is {MAX_NAME_BYTES}")]
     Name(usize),
     /// Not a map of named values.
     #[error("an observation is a map from names to values; found {0}")]
@@ -63,7 +63,7 @@ pub enum WireError {
     /// A value of a type that is none of ours.
     #[error("{name}: {problem}")]
     Value {
-        /// Its name.
+        /// Name.
         name: String,
         /// What was found, and what to send instead.
         problem: String,

@@ -21,7 +21,7 @@ pub enum ServeError {
     Tls {
         /// Which of the two.
         what: &'static str,
-        /// Its file.
+        /// File.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,

@@ -84,7 +84,7 @@ impl<'s> PacedStream<'s> {
         Self { stream, patience }
     }
 
-    /// Its first byte, which stays there; nothing if it has gone.
+    /// First byte, which stays there; nothing if it has gone.
     pub fn first(&self) -> io::Result<Option<u8>> {
         self.stream.set_read_timeout(self.patience.left()?)?;
         let mut first = [0];

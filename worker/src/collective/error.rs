@@ -110,11 +110,11 @@ pub enum JoinError {
     Refused {
         /// The neighbour.
         peer: Rank,
-        /// Its address.
+        /// Address.
         address: String,
         /// The generation it is in.
         generation: Generation,
-        /// Its reason.
+        /// Reason.
         reason: String,
     },
     /// The next rank could not be reached in time.
@@ -124,7 +124,7 @@ pub enum JoinError {
     NoAnswer {
         /// The neighbour.
         peer: Rank,
-        /// Its address.
+        /// Address.
         address: String,
         /// How long it was called.
         waited: Duration,

@@ -39,20 +39,20 @@ pub(super) struct RingKey {
 }
 
 impl RingKey {
-    fn of(token: &Token) -> Self {
+    fn from_token(token: &Token) -> Self {
         Self { name: token.name(), key: token.key("coxswain 2026-11-23 the key of a ring") }
     }
 
     /// The key to call with.
     pub(super) fn to_call(tokens: Option<&Tokens>) -> Self {
         let token = tokens.and_then(|tokens| tokens.for_scope(Scope::Worker));
-        token.map_or(Self { name: [0; NAME], key: [0; 32] }, |token| Self::of(&token))
+        token.map_or(Self { name: [0; NAME], key: [0; 32] }, |token| Self::from_token(&token))
     }
 
     /// The key that a caller has named, if we share it.
     pub(super) fn named(name: [u8; NAME], tokens: Option<&Tokens>) -> Option<Self> {
         match tokens {
-            Some(tokens) => tokens.named(name, Scope::Worker).map(|token| Self::of(&token)),
+            Some(tokens) => tokens.named(name, Scope::Worker).map(|token| Self::from_token(&token)),
             None => Some(Self::to_call(None)).filter(|key| key.name == name),
         }
     }
@@ -86,7 +86,10 @@ mod tests {
     #[test]
     fn a_proof_is_of_one_key_one_role_and_one_conversation() {
         let token = Token::fresh(Scope::Worker).expect("randomness");
-        let (key, other) = (RingKey::of(&token), RingKey::of(&Token::fresh(Scope::All).expect("randomness")));
+        let (key, other) = (
+            RingKey::from_token(&token),
+            RingKey::from_token(&Token::fresh(Scope::All).expect("randomness")),
+        );
         let challenge = nonce().expect("randomness");
         let heard = Transcript { opening: b"opening", challenge: &challenge, answer: b"" };
         let proof = key.prove(Role::Caller, &heard);

@@ -66,7 +66,7 @@ pub enum NoGpus {
     Refused {
         /// The call.
         call: &'static str,
-        /// Its answer.
+        /// Answer.
         code: i32,
     },
     /// A driver without a GPU.
@@ -83,7 +83,7 @@ pub enum NoGpus {
     /// A compiler that is too old.
     #[error("NVRTC {found} is too old: kernels need {needed} or newer (and a driver for it)")]
     OldCompiler {
-        /// Its version.
+        /// Version.
         found: Version,
         /// The oldest that does.
         needed: Version,

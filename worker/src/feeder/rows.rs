@@ -73,9 +73,9 @@ pub struct UncachedRow {
 /// A sample that a step takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleRequest {
-    /// Its position in the epoch's order.
+    /// Position in the epoch's order.
     pub position: u64,
-    /// Its index in the data set.
+    /// Index in the data set.
     pub index: u64,
 }
 
@@ -95,8 +95,8 @@ pub(super) fn prepare(
         let _reading = note::reading(epoch, position, || samples.damaged_row(index, &unread));
         poison::taste(index);
         match kept {
-            Some(kept) => Row::read(samples, index, kept),
-            None => Ok(Row::of(samples.read_in_epoch(index, epoch)?)),
+            Some(kept) => Row::load(samples, index, kept),
+            None => Ok(Row::from_sample(samples.read_in_epoch(index, epoch)?)),
         }
     };
     // In the order of the data set: what decodes one sample's frame goes on to the next one's, if they are
@@ -125,7 +125,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn of(sample: Box<dyn Sample>) -> Self {
+    fn from_sample(sample: Box<dyn Sample>) -> Self {
         Self {
             sample,
             values: Vec::new(),
@@ -137,7 +137,7 @@ impl Row {
     }
 
     /// With its features, or with all that it takes to compute them.
-    fn read(samples: &dyn Samples, index: u64, kept: &KeptFeatures) -> Result<Self, DataError> {
+    fn load(samples: &dyn Samples, index: u64, kept: &KeptFeatures) -> Result<Self, DataError> {
         let (key, began) = (kept.keys.get(index), clock::now());
         let (found, damaged) = match key.and_then(|key| read_record(kept, &key)) {
             Some(Ok(found)) => (Some(found), None),
@@ -146,13 +146,13 @@ impl Row {
         };
         let read = began.elapsed();
         if let Some((inputs, values)) = found {
-            return Ok(Self { values, read, ..Self::of(samples.read_beside(index, inputs)?) });
+            return Ok(Self { values, read, ..Self::from_sample(samples.read_beside(index, inputs)?) });
         }
         let mut sample = samples.read(index)?;
         let Inputs { ids, shapes } = sample.inputs();
         let values = kept.shape.values(&ids, &shapes);
         let missing = Some(UncachedRow { row: 0, place: 0..values, key, seen: sample.take_seen() });
-        Ok(Self { missing, read, damaged, ..Self::of(sample) })
+        Ok(Self { missing, read, damaged, ..Self::from_sample(sample) })
     }
 }
 

@@ -37,7 +37,7 @@ pub struct InjectedFault;
 impl InjectedFault {
     /// Why this process, which its launcher has told its slot and how often it was started again, does not
     /// pass.
-    pub fn of(check: Check) -> Option<String> {
+    pub fn for_check(check: Check) -> Option<String> {
         let text = env::var(HEALTH).ok().filter(|text| !text.is_empty())?;
         let number = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
         let fails = fails(&text, check, number("RANK"), number("TORCHELASTIC_RESTART_COUNT"));

@@ -111,7 +111,7 @@ pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult>
         tracing::warn!("{VARIABLE}=skip: the device's arithmetic is not checked");
         return Ok(());
     }
-    if let Some(fault) = InjectedFault::of(Check::Known) {
+    if let Some(fault) = InjectedFault::for_check(Check::Known) {
         return Err(WrongResult::Injected(fault));
     }
     let x = IntegerMatrix::pattern(ROWS, INPUTS, 1);

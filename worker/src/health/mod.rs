@@ -48,7 +48,7 @@ pub struct Site<'a> {
 /// knowing; or, as an error, why this machine is not to be used.
 pub fn check(site: &Site<'_>) -> Result<Vec<String>, String> {
     let mut worth_knowing = Vec::new();
-    if let Some(fault) = InjectedFault::of(Check::Device) {
+    if let Some(fault) = InjectedFault::for_check(Check::Device) {
         return Err(fault);
     }
     if let (Device::Cuda(gpu), Some(driver)) = (site.device, site.driver) {
@@ -58,7 +58,7 @@ pub fn check(site: &Site<'_>) -> Result<Vec<String>, String> {
         }
         worth_knowing.extend(health.worth_knowing());
     }
-    if let Some(fault) = InjectedFault::of(Check::Disk) {
+    if let Some(fault) = InjectedFault::for_check(Check::Disk) {
         return Err(fault);
     }
     worth_knowing.extend(disk::check(site.output_dir, DISK_PATIENCE)?);

@@ -46,6 +46,6 @@ impl CachePhase {
 pub struct CacheNamespace {
     /// Which, and since when.
     pub generation: CacheGeneration,
-    /// Its directory in the store, once rank 0 has reported it.
+    /// Directory in the store, once rank 0 has reported it.
     pub namespace: Option<String>,
 }

@@ -42,7 +42,7 @@ pub struct BadSample {
     pub step: Step,
     /// The epoch in which it was asked for.
     pub epoch: u64,
-    /// Its position there.
+    /// Position there.
     pub position: u64,
     /// The row of the data set that is to blame, and the samples that need it.
     pub row: DamagedRow,

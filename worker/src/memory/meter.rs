@@ -106,7 +106,7 @@ impl Meter {
     pub fn begin_run(&mut self, held: Vec<HeldBytes>, run_dir: &Path, rank: Rank) {
         self.held = held;
         self.held.sort_by_key(|held| std::cmp::Reverse(held.bytes));
-        self.timeline = Some(Timeline::open(run_dir, rank));
+        self.timeline = Some(Timeline::append_to(run_dir, rank));
     }
 
     /// Whether [`begin_run`](Self::begin_run) has been called for this rank.

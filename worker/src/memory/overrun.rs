@@ -31,7 +31,7 @@ pub struct OutOfMemory {
 
 impl OutOfMemory {
     /// What is known where no records are kept.
-    pub fn of(phase: Phase, overrun: Overrun, before: u64, capacity: Option<Bytes>) -> Self {
+    pub fn new(phase: Phase, overrun: Overrun, before: u64, capacity: Option<Bytes>) -> Self {
         Self {
             phase,
             wanted: Bytes(overrun.in_use),

@@ -58,7 +58,7 @@ impl<'a> Line<'a> {
 
 impl Timeline {
     /// Appends to the rank's file below the run's directory.
-    pub fn open(run_dir: &Path, rank: Rank) -> Self {
+    pub fn append_to(run_dir: &Path, rank: Rank) -> Self {
         let path = run_dir.join("memory").join(format!("rank-{:04}.jsonl", rank.0));
         let open = || {
             fs::create_dir_all(run_dir.join("memory"))?;
@@ -102,7 +102,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let peak = PhasePeak { in_use: 3, reserved: 4, driver: 5 };
         for step in [0, 1] {
-            let mut timeline = Timeline::open(dir.path(), Rank(2));
+            let mut timeline = Timeline::append_to(dir.path(), Rank(2));
             timeline.write(&Line::new(Step(step), BTreeMap::from([("forward", peak)])));
         }
         let text = fs::read_to_string(dir.path().join("memory/rank-0002.jsonl")).expect("written");
@@ -116,7 +116,7 @@ mod tests {
     fn a_directory_that_cannot_be_made_costs_the_timeline_only() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         fs::write(dir.path().join("memory"), b"a file").expect("writable");
-        let mut timeline = Timeline::open(dir.path(), Rank(0));
+        let mut timeline = Timeline::append_to(dir.path(), Rank(0));
         timeline.write(&Line::new(Step(0), BTreeMap::new()));
         assert!(timeline.file.is_none());
     }

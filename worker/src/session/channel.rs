@@ -132,7 +132,7 @@ pub(super) struct ChannelLink {
     shared: Arc<SharedChannel>,
     message: mpsc::Sender<Message>,
     run_id: String,
-    /// Its place, for reports.
+    /// Place, for reports.
     place: (Generation, Rank),
 }
 

@@ -47,7 +47,7 @@ impl Feed {
         positions: Range<u64>,
     ) -> Vec<Range<u64>> {
         let batch = Batch { epoch, positions };
-        let left_out = self.samples.order(seed).without(quarantined).of(&batch);
+        let left_out = self.samples.order(seed).without(quarantined).in_batch(&batch);
         plan::without(batch.positions, &left_out)
     }
 

@@ -146,13 +146,13 @@ impl WeightSource {
             Self::Task { files, .. } => files.clone(),
         };
         for path in files {
-            let entry = FileEntry::of(&path).map_err(|source| InitError::Io { path, source })?;
+            let entry = FileEntry::describe(&path).map_err(|source| InitError::Io { path, source })?;
             hasher.update(entry.blake3.as_bytes());
         }
         Ok(())
     }
 
-    fn read(&self, task: &dyn Task, spec: &RunSpec) -> Result<Vec<StoredTensor>, InitError> {
+    fn read_tensors(&self, task: &dyn Task, spec: &RunSpec) -> Result<Vec<StoredTensor>, InitError> {
         Ok(match self {
             Self::Checkpoint(found) => {
                 let path = found.verified(TRAINABLES)?;
@@ -285,8 +285,8 @@ fn fill(
     for (group, path) in init.places() {
         let path = Path::new(path);
         pulse::allow(4 * layout.whole_len() as u64);
-        let tensors = WeightSource::find(task, path)?.read(task, spec)?;
-        let placed = TensorPlacement::of(task, layout, tensors, group);
+        let tensors = WeightSource::find(task, path)?.read_tensors(task, spec)?;
+        let placed = TensorPlacement::new(task, layout, tensors, group);
         placed.refuse_misfits(path, group)?;
         refuse_other_meaning(task, spec, path, &placed.groups())?;
         for (param, tensor) in placed.fits {
@@ -308,7 +308,7 @@ struct TensorPlacement<'l> {
 
 impl<'l> TensorPlacement<'l> {
     /// If only one group is wanted, tensors of others are passed over.
-    fn of(
+    fn new(
         task: &dyn Task,
         layout: &'l TrainableLayout,
         tensors: Vec<StoredTensor>,

@@ -12,7 +12,7 @@ use crate::collective::CollectiveError;
 pub struct GroupNorm {
     /// Which group.
     pub group: Group,
-    /// Its norm.
+    /// Norm.
     pub norm: f64,
 }
 

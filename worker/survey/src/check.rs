@@ -30,7 +30,7 @@ const EPISODES_A_THREAD: usize = 16;
 /// What a data set is like.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// Its directory.
+    /// Directory.
     pub path: PathBuf,
     /// Episodes, as far as they are known.
     pub episodes: u64,
@@ -184,7 +184,7 @@ impl EpisodeChecker<'_> {
 /// Adds an episode's numbers to those of all.
 fn add(totals: &mut [Vec<Total>], episode: u64, features: Option<Vec<Vec<Dim>>>) {
     for (totals, dims) in totals.iter_mut().zip(features.into_iter().flatten()) {
-        totals.iter_mut().zip(&dims).for_each(|(total, dim)| total.take(episode, dim));
+        totals.iter_mut().zip(&dims).for_each(|(total, dim)| total.add_episode(episode, dim));
     }
 }
 

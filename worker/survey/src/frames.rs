@@ -27,7 +27,7 @@ pub enum Frames {
 }
 
 impl Frames {
-    /// Their numbers in an episode of so many, in order.
+    /// Numbers in an episode of so many, in order.
     pub fn of(self, length: u64) -> Vec<u64> {
         let last = length.saturating_sub(1);
         match self {
@@ -48,7 +48,7 @@ impl Frames {
 
 /// A camera of a data set.
 pub struct Camera {
-    /// Its feature.
+    /// Feature.
     pub name: String,
     /// Height and width, as `info.json` has them.
     size: Option<(usize, usize)>,
@@ -119,7 +119,7 @@ impl<'a> Cameras<'a> {
         let start = self.catalog.episodes.episodes[episode as usize].start;
         for frame in frames {
             match self.frame(camera, start + frame) {
-                Ok(pixels) => colours.take(&pixels),
+                Ok(pixels) => colours.add_picture(&pixels),
                 Err(error) => {
                     let finding = Finding::of(&error, &self.catalog.root, "unreadable");
                     let same = |one: &&mut Finding| one.file == finding.file;
@@ -186,7 +186,7 @@ const LARGE: usize = 300;
 const REDUCED: usize = 150;
 
 impl Colours {
-    fn take(&mut self, picture: &Pixels) {
+    fn add_picture(&mut self, picture: &Pixels) {
         let Pixels { height, width, rgb } = picture;
         let longer = (*height).max(*width);
         let step = if longer < LARGE { 1 } else { longer / REDUCED };
@@ -211,9 +211,9 @@ impl Colours {
         let channel = |counts: &[u64; 256]| {
             let there = || counts.iter().enumerate().filter(|(_, count)| **count > 0);
             let mut moments = Moments::default();
-            there().for_each(|(value, count)| moments.take(value as f64, *count, 0));
+            there().for_each(|(value, count)| moments.add_values(value as f64, *count, 0));
             let mut spread = Histogram::new(&moments);
-            there().for_each(|(value, count)| spread.take(value as f64, *count));
+            there().for_each(|(value, count)| spread.add_values(value as f64, *count));
             Dim::new(moments, Some(&spread))
         };
         self.counts.iter().map(channel).collect()

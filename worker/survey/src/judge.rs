@@ -36,10 +36,12 @@ pub fn judge(catalog: &Catalog, features: &[Numeric], totals: &[Vec<Total>]) -> 
 
 fn constant(feature: &Numeric, dims: &[Total]) -> Option<Finding> {
     let same = dims.iter().enumerate().filter(|(_, total)| total.moments.min == total.moments.max);
-    let same: Vec<_> = same.map(|(dim, total)| format!("{dim} (always {})", total.moments.min)).collect();
+    let same: Vec<_> = same
+        .map(|(dim, total)| format!("{}, always {}", feature.dimension(dim), total.moments.min))
+        .collect();
     let found = match &same[..] {
-        [one] => format!("dimension {one} never changes"),
-        _ => format!("dimensions {} never change", same.join(", ")),
+        [one] => format!("never changes: dimension {one}"),
+        _ => format!("never change: dimensions {}", same.join("; ")),
     };
     let remedy = "record what moves, or leave it out of the feature";
     (!same.is_empty()).then(|| Finding::warning("constant", found, remedy).feature(&feature.name))
@@ -54,7 +56,7 @@ fn outlying(
     extreme: &Extreme,
 ) -> Option<Finding> {
     let mut alone = Moments::default();
-    alone.take(extreme.value, 1, extreme.frame);
+    alone.add_values(extreme.value, 1, extreme.frame);
     let away = [extreme.of, alone].map(|part| {
         let rest = total.moments.without(&part);
         let spread = rest.std();
@@ -64,6 +66,7 @@ fn outlying(
     });
     let away = if catalog.info.episodes < MANY { away[1] } else { away[0].max(away[1]) };
     let episode = &catalog.episodes.episodes[extreme.episode as usize];
+    let dim = feature.dimension(dim);
     let found =
         format!("dimension {dim} is {}, {away:.0} standard deviations from all others", extreme.value);
     let remedy = "check the episode; repair or delete it, because means, deviations and ranges depend on it";
@@ -101,12 +104,14 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
             continue;
         }
         findings.extend(
-            worst(name, stated, dims).map(|finding| place(Finding { remedy: remedy.into(), ..finding })),
+            worst(name, stated, feature, dims)
+                .map(|finding| place(Finding { remedy: remedy.into(), ..finding })),
         );
     }
     let far = [NormMode::MeanStd, NormMode::Quantiles].into_iter().filter_map(|mode| {
         let far = mode.far_value(stats)?;
         let FarValue { dim, recorded, normalized, range } = far;
+        let dim = feature.dimension(dim);
         let found = format!(
             "normalization by `{}` ({range}) makes {normalized:.1e} of dimension {dim} where it is {recorded}",
             mode.name()
@@ -115,12 +120,14 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
         Some(place(Finding::warning("far values", found, remedy)))
     });
     findings.extend(far);
-    findings.extend(quantiles(stats).map(|found| place(Finding::error("wrong statistics", found, remedy))));
+    findings.extend(
+        quantiles(feature, stats).map(|found| place(Finding::error("wrong statistics", found, remedy))),
+    );
     findings
 }
 
 /// The dimension in which a statistic is furthest from the data, if it is far at all.
-fn worst(name: &str, stated: &[f64], dims: &[Total]) -> Option<Finding> {
+fn worst(name: &str, stated: &[f64], feature: &Numeric, dims: &[Total]) -> Option<Finding> {
     let apart = |(dim, (stated, total)): (usize, (&f64, &Total))| {
         let moments = &total.moments;
         let (std, mean) = (moments.std(), moments.mean);
@@ -137,7 +144,8 @@ fn worst(name: &str, stated: &[f64], dims: &[Total]) -> Option<Finding> {
     };
     let all = stated.iter().zip(dims).enumerate().filter(|(_, (_, total))| total.moments.count > 0);
     let (off, dim, stated, computed) = all.map(apart).max_by(|a, b| a.0.total_cmp(&b.0))?;
-    let found = format!("{name} of dimension {dim} is {stated:.6}, of the data {computed:.6}");
+    let dim = feature.dimension(dim);
+    let found = format!("{name} of dimension {dim} is {stated:.6}, but {computed:.6} in the data");
     match off {
         off if off > WRONG => Some(Finding::error("wrong statistics", found, "")),
         off if off > DIFFERENT => Some(Finding::warning("other statistics", found, "")),
@@ -147,10 +155,10 @@ fn worst(name: &str, stated: &[f64], dims: &[Total]) -> Option<Finding> {
 
 /// Quantiles are LeRobot's approximations or exact ones, and so are not compared with the data; but they
 /// have an order.
-fn quantiles(stats: &FeatureStats) -> Option<String> {
+fn quantiles(feature: &Numeric, stats: &FeatureStats) -> Option<String> {
     let of = |name: &str| stats.get(name).map_or(&[][..], Vec::as_slice);
     let (low, high) = (of("q01"), of("q99"));
     let dim =
         low.iter().zip(high).position(|(low, high)| !low.is_finite() || !high.is_finite() || low > high)?;
-    Some(format!("q01 of dimension {dim} is {}, q99 {}", low[dim], high[dim]))
+    Some(format!("q01 of dimension {} is {}, but q99 is {}", feature.dimension(dim), low[dim], high[dim]))
 }

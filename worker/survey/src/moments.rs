@@ -31,7 +31,7 @@ pub struct Moments {
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
     /// Sum of squared distances from the mean.
     squares: f64,
@@ -47,7 +47,7 @@ impl Default for Moments {
 
 impl Moments {
     /// Takes `times` values in (Chan, Golub & LeVeque 1979), of frame `frame`.
-    pub fn take(&mut self, value: f64, times: u64, frame: u64) {
+    pub fn add_values(&mut self, value: f64, times: u64, frame: u64) {
         let one = Self { count: times, min: value, max: value, mean: value, squares: 0.0, at: [frame; 2] };
         self.merge(&one);
     }
@@ -106,7 +106,7 @@ impl Histogram {
     }
 
     /// Takes `times` values in.
-    pub fn take(&mut self, value: f64, times: u64) {
+    pub fn add_values(&mut self, value: f64, times: u64) {
         // Where the range is so narrow that a bin has no width all values are in the first.
         let guess = ((value - self.first) / self.step).floor().clamp(0.0, (BINS - 1) as f64) as usize;
         // Rounding may be off by a bin: a bin has its lower edge, the last one both.
@@ -170,9 +170,9 @@ impl Dim {
 pub struct Extreme {
     /// The value.
     pub value: f64,
-    /// Its episode.
+    /// Episode.
     pub episode: u64,
-    /// Its frame there.
+    /// Frame there.
     pub frame: u64,
     /// All of its episode.
     pub of: Moments,
@@ -190,7 +190,7 @@ pub struct Total {
 
 impl Total {
     /// Takes the next episode in.
-    pub fn take(&mut self, episode: u64, dim: &Dim) {
+    pub fn add_episode(&mut self, episode: u64, dim: &Dim) {
         let of = dim.moments;
         if of.count == 0 {
             return;
@@ -220,7 +220,7 @@ mod tests {
 
     fn moments(values: &[f64]) -> Moments {
         let mut all = Moments::default();
-        values.iter().enumerate().for_each(|(frame, value)| all.take(*value, 1, frame as u64));
+        values.iter().enumerate().for_each(|(frame, value)| all.add_values(*value, 1, frame as u64));
         all
     }
 
@@ -238,13 +238,13 @@ mod tests {
         let values: Vec<f64> = (0..1001).map(f64::from).collect();
         let of = moments(&values);
         let mut histogram = Histogram::new(&of);
-        values.iter().for_each(|value| histogram.take(*value, 1));
+        values.iter().for_each(|value| histogram.add_values(*value, 1));
         for (quantile, (_, q)) in histogram.quantiles().into_iter().zip(QUANTILES) {
             assert!((quantile - 1000.0 * q).abs() <= 1.2, "{quantile} for {q}");
         }
         let same = moments(&[1e9, 1e9, 1e9]);
         let mut histogram = Histogram::new(&same);
-        (0..3).for_each(|_| histogram.take(1e9, 1));
+        (0..3).for_each(|_| histogram.add_values(1e9, 1));
         assert!(histogram.quantiles().into_iter().all(|quantile| (quantile - 1e9).abs() < 1e-3));
     }
 }

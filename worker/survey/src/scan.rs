@@ -8,6 +8,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
+        info::dimension,
         rows::{Block, Columns, Limits, NO_INTEGER, Part, RowStore},
     },
 };
@@ -25,10 +26,12 @@ const REPAIR: &str = "repair the recording or delete the episode";
 
 /// A feature of numbers.
 pub struct Numeric {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Axes of one frame's value.
     pub shape: Vec<usize>,
+    /// Names of its dimensions; none where there is not one for each.
+    pub names: Vec<String>,
     source: Source,
 }
 
@@ -43,6 +46,11 @@ impl Numeric {
     /// Dimensions that have statistics of their own: the last axis, over which the others count as values.
     pub fn dims(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// A dimension, by its number and its name.
+    pub fn dimension(&self, dim: usize) -> String {
+        dimension(dim, if self.shape.len() == 1 { &self.names } else { &[] })
     }
 
     /// Whether it is one of LeRobot's own columns.
@@ -98,7 +106,8 @@ impl<'a> Scanner<'a> {
                     Source::Column(columns.numbers.len() - 1)
                 }
             };
-            features.push(Numeric { name: name.clone(), shape: feature.shape.clone(), source });
+            let (name, shape, names) = (name.clone(), feature.shape.clone(), feature.element_names());
+            features.push(Numeric { name, shape, names, source });
         }
         let timestamp = columns.numbers.iter().position(|(name, _)| name == TIMESTAMP);
         Self { catalog, rows: RowStore::new(columns, Limits::default()), features, timestamp }
@@ -120,7 +129,7 @@ impl<'a> Scanner<'a> {
                 feature.each(block, here.clone(), |row, at, value| {
                     let frame = first + (row - here.start) as u64;
                     if value.is_finite() {
-                        return dims[at % feature.dims()].take(value, 1, frame);
+                        return dims[at % feature.dims()].add_values(value, 1, frame);
                     }
                     match block.misfit(block.first_row + row as u64, &feature.name) {
                         // Of all its elements the same is to be said.
@@ -152,7 +161,7 @@ impl<'a> Scanner<'a> {
             for (feature, dims) in self.features.iter().zip(&mut spread) {
                 feature.each(block, here.clone(), |_, at, value| {
                     if value.is_finite() {
-                        dims[at % feature.dims()].take(value, 1);
+                        dims[at % feature.dims()].add_values(value, 1);
                     }
                 });
             }

@@ -53,7 +53,7 @@ pub struct Job<'a> {
 pub struct MissingStats {
     /// The feature.
     pub feature: String,
-    /// Their names.
+    /// Names.
     pub statistics: Vec<&'static str>,
 }
 
@@ -178,9 +178,9 @@ impl Feature {
         Value::Object(out)
     }
 
-    fn take(&mut self, episode: u64, dims: &[Dim], count: u64) -> Value {
+    fn add_episode(&mut self, episode: u64, dims: &[Dim], count: u64) -> Value {
         self.totals.resize_with(dims.len(), Total::default);
-        self.totals.iter_mut().zip(dims).for_each(|(total, dim)| total.take(episode, dim));
+        self.totals.iter_mut().zip(dims).for_each(|(total, dim)| total.add_episode(episode, dim));
         self.count += count;
         self.json(dims, count)
     }
@@ -227,11 +227,11 @@ fn episodes(
         let mut stats = Map::new();
         let length = catalog.episodes.episodes[episode as usize].length;
         for (feature, dims) in numbers.iter_mut().zip(scan.features.into_iter().flatten()) {
-            let of = feature.take(episode, &dims, length);
+            let of = feature.add_episode(episode, &dims, length);
             stats.insert(feature.name.clone(), of);
         }
         for (feature, (colours, _)) in pictures.iter_mut().zip(&looked) {
-            let of = feature.take(episode, &colours.dims(), colours.pictures);
+            let of = feature.add_episode(episode, &colours.dims(), colours.pictures);
             stats.insert(feature.name.clone(), of);
         }
         match each(episode, stats) {
@@ -270,7 +270,10 @@ impl Partial {
         let mut name = path.file_name().unwrap_or_default().to_os_string();
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
-        let file = File::create(&partial).map_err(DataError::io(&partial, "write"))?;
+        let file = File::create(&partial).map_err(|error| {
+            let remedy = "name a copy of links, whose own files can be written: `cp -rs $PWD/SET COPY`";
+            DataError::invalid(path, "(file)", format!("cannot be written: {error}"), remedy)
+        })?;
         Ok(Self { path: path.to_path_buf(), partial, out: Some(BufWriter::new(file)) })
     }
 

@@ -46,7 +46,7 @@ impl<S: Sample + Clone> CopySample for S {
 /// One sample, preprocessed. A task without an [`Extractor`](super::Extractor) leaves [`Sample::inputs`] and
 /// [`Sample::take_seen`] as they are.
 pub trait Sample: Opaque + CopySample {
-    /// Its place in the data set, which keys its random draws.
+    /// Place in the data set, which keys its random draws.
     fn index(&self) -> u64;
 
     /// What is kept of its inputs beside its features.

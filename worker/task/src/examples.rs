@@ -8,7 +8,7 @@ const MOST_PIXELS: usize = 224;
 /// One sample, with what a task has to show of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Example {
-    /// Its index in the data set.
+    /// Index in the data set.
     pub sample: u64,
     /// What it is: an instruction, a name.
     pub title: String,

@@ -61,7 +61,7 @@ pub struct ConvertJob<'a> {
 pub struct Reply {
     /// Tokens that were written, the one that ends the answer included.
     pub ids: Vec<u32>,
-    /// Their text, without special tokens.
+    /// Text, without special tokens.
     pub text: String,
     /// Whether it ended by itself, not at [`Sampling::max_new_tokens`].
     pub ended: bool,

@@ -232,6 +232,11 @@ pub trait Subject {
     /// The same for programs.
     fn to_json(&self) -> serde_json::Value;
 
+    /// Samples of an epoch; none where sizes alone do not tell.
+    fn epoch_len(&self) -> Option<u64> {
+        None
+    }
+
     /// The same model and data under changed settings.
     fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError>;
 }

@@ -60,7 +60,7 @@ pub struct Module {
 /// A file that a run leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Artifact {
-    /// Its path below the run's directory.
+    /// Path below the run's directory.
     pub path: &'static str,
     /// What it is, for the manifest.
     pub what: &'static str,
@@ -71,9 +71,9 @@ pub struct Artifact {
 pub struct Assembly<B: Tape<Base = B>> {
     /// What trains.
     pub objective: Box<dyn Objective<B>>,
-    /// Its trainables.
+    /// Trainables.
     pub layout: TrainableLayout,
-    /// Their first values.
+    /// First values.
     pub initial: Vec<f32>,
 }
 

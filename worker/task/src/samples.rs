@@ -59,11 +59,11 @@ pub struct InputIngredients {
 /// A text that goes beside a run's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// Its name in the run's directory; one below another directory is made with it.
+    /// Name in the run's directory; one below another directory is made with it.
     pub path: String,
     /// What it is, for the manifest.
     pub what: &'static str,
-    /// Its content.
+    /// Content.
     pub text: String,
 }
 

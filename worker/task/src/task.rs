@@ -39,7 +39,7 @@ pub trait Task: Send + Sync {
     /// As `task.type` of a run file names it.
     fn name(&self) -> &'static str;
 
-    /// Its keys in run files.
+    /// Keys in run files.
     fn schema(&self) -> TaskSchema;
 
     /// Opens the run's data: all metadata is read and checked against the run.

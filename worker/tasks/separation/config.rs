@@ -130,7 +130,7 @@ impl Default for SeparatorRates {
 
 impl SeparationSettings {
     /// Those of a specification; refused if they are another task's, or of other types.
-    pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
+    pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }
 }

@@ -46,12 +46,12 @@ pub struct SeparatorSizes {
 
 impl SeparatorSizes {
     /// Of a run's settings. Its data is not looked at: every segment is as long as the run file says.
-    pub fn read(spec: &RunSpec) -> Result<Self, SettingsError> {
-        Self::of(spec.clone(), Passes::default())
+    pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
+        Self::with_passes(spec.clone(), Passes::default())
     }
 
-    fn of(spec: RunSpec, passes: Passes<String>) -> Result<Self, SettingsError> {
-        let settings = SeparationSettings::of(&spec)?;
+    fn with_passes(spec: RunSpec, passes: Passes<String>) -> Result<Self, SettingsError> {
+        let settings = SeparationSettings::from_spec(&spec)?;
         let shape = shape(&settings);
         let mut layout = TrainableLayout::default();
         Separator::register(&mut layout, shape.clone());
@@ -61,7 +61,7 @@ impl SeparatorSizes {
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, SettingsError> {
         let mut spec = self.spec.clone();
         change(&mut spec);
-        Self::of(spec, self.passes.clone())
+        Self::with_passes(spec, self.passes.clone())
     }
 
     /// Frames of a segment.
@@ -164,7 +164,7 @@ impl Subject for SeparatorSizes {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let mut savings = Savings::of(self, ask);
+        let mut savings = Savings::new(self, ask);
         savings.add_recompute("runs blocks and masks again in the backward pass");
         if self.spec.train.recompute != Recompute::None {
             let rounded = of_settings(&self.settings, |settings| {

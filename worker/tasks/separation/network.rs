@@ -150,7 +150,7 @@ impl Separator {
         Self { shape, split, blocks, masks }
     }
 
-    /// Its sizes.
+    /// Sizes.
     pub fn shape(&self) -> &SeparatorShape {
         &self.shape
     }

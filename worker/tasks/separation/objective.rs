@@ -56,7 +56,7 @@ pub(super) struct SeparationObjective {
 impl SeparationObjective {
     /// The separator of a run, and the layout of everything that trains in it.
     pub fn new(spec: &RunSpec) -> Result<(Self, TrainableLayout), SettingsError> {
-        let settings = SeparationSettings::of(spec)?;
+        let settings = SeparationSettings::from_spec(spec)?;
         let network = &settings.network;
         let stft = Stft::new(network.n_fft, network.hop, settings.data.segment());
         let mut layout = TrainableLayout::default();
@@ -82,7 +82,7 @@ impl SeparationObjective {
         let channels = mixture.chunks_exact((mixture.len() / CHANNELS).max(1));
         whole.chunks_exact_mut(samples).zip(channels).for_each(|(to, of)| to[..of.len()].copy_from_slice(of));
         let segment = SegmentSample { index: 0, mixture: Arc::new(whole), stems: Arc::default() };
-        let batch = SegmentBatch::of(Step(0), self.stft.frames(), &[&segment]);
+        let batch = SegmentBatch::from_samples(Step(0), self.stft.frames(), &[&segment]);
         let scene = self.scene(&batch);
         scene.estimates(&self.masks(trainables, &scene, self.size(&batch)))
     }

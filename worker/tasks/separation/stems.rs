@@ -67,7 +67,7 @@ impl<B: Tape<Base = B>> TrainedSeparator<B> {
             |error: io::Error| TaskError::io(format!("write stems to {}: {error}", dir.display()));
         fs::create_dir_all(dir).map_err(unwritten)?;
         let estimate = |place: Range<usize>| {
-            let heard = mixture.read(place.start as u64, place.len()).map_err(|fault| {
+            let heard = mixture.read_frames(place.start as u64, place.len()).map_err(|fault| {
                 io::Error::other(TaskError::bad_input(format!("{}: {fault}", mixture.place)))
             })?;
             Ok(self.objective.estimates(&self.trainables, &heard))
@@ -92,7 +92,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
     let (mut names, mut mixtures) = (BTreeSet::new(), Vec::new());
     for path in job.files {
         let refused = |problem: String| Err(TaskError::bad_input(format!("{}: {problem}", path.display())));
-        let wav = Wav::open(WavPlace::File(path.clone()), rate).map_err(TaskError::bad_input)?;
+        let wav = Wav::read_header(WavPlace::File(path.clone()), rate).map_err(TaskError::bad_input)?;
         if wav.frames * (size_of::<f32>() * CHANNELS) as u64 > MOST_BYTES {
             return refused(format!(
                 "{} samples, more than a WAV file of floats can have; cut it",

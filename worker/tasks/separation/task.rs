@@ -42,21 +42,21 @@ impl Task for Separation {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(Tracks::open(spec)?))
+        Ok(Arc::new(Tracks::from_spec(spec)?))
     }
 
     fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
-        let settings = SeparationSettings::of(spec);
+        let settings = SeparationSettings::from_spec(spec);
         settings.map_or_else(|_| Vec::new(), |of| Tracks::faults(Path::new(&spec.data.path), &of.data))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(SeparatorSizes::read(spec).map_err(TaskError::bad_input)?))
+        Ok(Box::new(SeparatorSizes::from_spec(spec).map_err(TaskError::bad_input)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before somebody asks for advice.
-        let Ok(settings) = SeparationSettings::of(spec) else { return Vec::new() };
+        let Ok(settings) = SeparationSettings::from_spec(spec) else { return Vec::new() };
         let mut frugal = vec![
             format!("data.segment_seconds below {}", settings.data.segment_seconds),
             format!("network.hidden_dim below {}", settings.network.hidden_dim),
@@ -76,7 +76,7 @@ impl Task for Separation {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write(&Tracks::open(spec)?.sample(index)?, out)
+        write(&Tracks::from_spec(spec)?.sample(index)?, out)
     }
 }
 

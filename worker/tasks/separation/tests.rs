@@ -62,7 +62,7 @@ impl UntrainedSeparator {
         let (objective, layout) = SeparationObjective::new(&spec).expect("its own settings");
         let initial = layout.initial_values(spec.run.seed);
         let trainables = Trainables::new(layout, initial, &Default::default());
-        Self { samples: Tracks::open(&spec).expect("they ship"), objective, trainables }
+        Self { samples: Tracks::from_spec(&spec).expect("they ship"), objective, trainables }
     }
 
     fn batch(&self, indices: &[u64]) -> Box<dyn Batch> {

@@ -21,7 +21,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     models: Shelves<B>,
     device: &B::Device,
 ) -> Result<Vec<Reply>, TaskError> {
-    let mut settings = Seq2SeqSettings::of(job.spec).map_err(TaskError::bad_input)?;
+    let mut settings = Seq2SeqSettings::from_spec(job.spec).map_err(TaskError::bad_input)?;
     let dir = &directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
     let family = models.sizes.text_to_text.of(dir).map_err(TaskError::bad_input)?;
     let special = family.outline(dir).map_err(TaskError::bad_input)?.special;
@@ -43,7 +43,7 @@ pub(super) fn generate<B: Tape<Base = B>>(
     let mut written = Vec::with_capacity(sources.len());
     for group in sources.chunks(job.batch.max(1)) {
         let fills = [special.pad, special.decoder_start];
-        let batch = PairBatch::of(Step(0), &group.iter().collect::<Vec<_>>(), fills);
+        let batch = PairBatch::from_samples(Step(0), &group.iter().collect::<Vec<_>>(), fills);
         let answers =
             model.write(&trainables, &batch, job.sampling.max_new_tokens, &mut |row, at, logits| {
                 job.sampling.next(logits, batch.indices[row], at as u64)

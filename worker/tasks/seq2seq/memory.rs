@@ -46,11 +46,11 @@ pub struct PairSizes {
 
 impl PairSizes {
     /// Reads configuration and headers of everything the run names, and its pairs.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
-        let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
+        let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
         let weights = weights(spec, models, &settings, &model)?;
-        let outline = PairOutline::read(spec, models).map_err(TaskError::bad_input)?;
+        let outline = PairOutline::from_spec(spec, models).map_err(TaskError::bad_input)?;
         let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
         let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1)?;
@@ -60,10 +60,11 @@ impl PairSizes {
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, TaskError> {
         let mut sizes = self.clone();
         change(&mut sizes.spec);
-        sizes.settings = Seq2SeqSettings::of(&sizes.spec).map_err(TaskError::bad_input)?;
+        sizes.settings = Seq2SeqSettings::from_spec(&sizes.spec).map_err(TaskError::bad_input)?;
         sizes.weights = weights(&sizes.spec, sizes.models, &sizes.settings, &sizes.model)?;
         if sizes.settings.data != self.settings.data {
-            sizes.outline = PairOutline::read(&sizes.spec, sizes.models).map_err(TaskError::bad_input)?;
+            sizes.outline =
+                PairOutline::from_spec(&sizes.spec, sizes.models).map_err(TaskError::bad_input)?;
         }
         Ok(sizes)
     }
@@ -137,7 +138,7 @@ impl PairSizes {
         if let [_, .., last] = &mut samples[..] {
             last.source.truncate(self.outline.source.saturating_sub(1).max(1));
         }
-        PairBatch::of(Step(1), &samples.iter().collect::<Vec<_>>(), [pad, decoder_start])
+        PairBatch::from_samples(Step(1), &samples.iter().collect::<Vec<_>>(), [pad, decoder_start])
     }
 }
 
@@ -149,8 +150,12 @@ fn weights(
 ) -> Result<TokenWeights, TaskError> {
     let (_, layout, _) = PairModel::<Sizes>::load(spec, models, Account::open().device())?;
     let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-    TokenWeights::of(CheckpointDir { path: &dir, rules: model.rules }, model.tensors.clone(), &layout)
-        .map_err(TaskError::bad_input)
+    TokenWeights::from_tensors(
+        CheckpointDir { path: &dir, rules: model.rules },
+        model.tensors.clone(),
+        &layout,
+    )
+    .map_err(TaskError::bad_input)
 }
 
 impl Subject for PairSizes {
@@ -192,12 +197,16 @@ impl Subject for PairSizes {
     fn describe(&self) -> Vec<(&'static str, String)> {
         let PairOutline { source, target, estimated, .. } = self.outline;
         let estimated = if estimated { " (estimated)" } else { "" };
-        let sample = format!("{source} tokens become {target}{estimated} (the longest)");
+        let sample = format!("{source} source tokens, {target} to predict{estimated} (the longest)");
         vec![("model", self.run().describe()), ("sample", sample)]
     }
 
     fn precision(&self) -> Option<&'static str> {
         self.run().precision()
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        Some(self.outline.pairs)
     }
 
     fn to_json(&self) -> Value {

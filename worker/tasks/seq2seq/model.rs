@@ -47,7 +47,7 @@ impl<B: Tape<Base = B>> PairModel<B> {
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
-        let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let family = models.text_to_text.of(dir).map_err(TaskError::bad_input)?;
         let outline = family.outline(dir).map_err(TaskError::bad_input)?;
@@ -70,7 +70,7 @@ impl<B: Tape<Base = B>> PairModel<B> {
         Ok((Self { model, lora, full, retention, seed: spec.run.seed }, layout, values))
     }
 
-    /// Its adapters, if it has any.
+    /// Adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
     }
@@ -155,7 +155,8 @@ pub(super) fn read_left(
     models: Shelf<Sizes>,
     path: &Path,
 ) -> Result<Vec<StoredTensor>, TaskError> {
-    let Seq2SeqSettings { model, lora, .. } = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+    let Seq2SeqSettings { model, lora, .. } =
+        Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
     let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
     let here = Tuning {
         modules: &modules,
@@ -174,5 +175,5 @@ pub(super) fn outline_of(model: &Model, models: Shelf<Sizes>) -> Result<TextMode
 
 fn sums(batch: &PairBatch, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
     let len = batch.shifted.len() / batch.indices.len().max(1);
-    TokenSums::of(rows, &batch.targets, batch.step, |row| batch.indices[row as usize / len.max(1)])
+    TokenSums::from_rows(rows, &batch.targets, batch.step, |row| batch.indices[row as usize / len.max(1)])
 }

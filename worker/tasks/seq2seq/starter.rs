@@ -47,7 +47,7 @@ fn why_none(file: &Path) -> Option<DataError> {
     let is_called_table = file.is_file() && TABLES.contains(&&*ending(file));
     let first = first_line(file).filter(|_| is_called_table)?;
     let is_chats = ["\"messages\"", "\"conversations\""].iter().any(|key| first.contains(key));
-    if is_chats { None } else { Table::open(file, USUAL[0]).err() }
+    if is_chats { None } else { Table::read_file(file, USUAL[0]).err() }
 }
 
 /// The columns of a file that has at least two, on a line of their own.
@@ -77,8 +77,8 @@ fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<Starte
     let all = columns.join(", ");
     file.lines(format_args!("  # its columns: {all}"));
     let sure = if usual.is_some() { "" } else { " # a guess" };
-    file.lines(format_args!("  source: {} # what is read", yaml_scalar(source)));
-    file.lines(format_args!("  target: {} # what is written{sure}", yaml_scalar(target)));
+    file.lines(format_args!("  source: {} # the text that is read", yaml_scalar(source)));
+    file.lines(format_args!("  target: {} # the text to learn{sure}", yaml_scalar(target)));
     file.lines("  source_prefix: \"\" # prepended to every source, like T5's \"summarize: \"");
     file.lines("  max_source_tokens: 512\n  max_target_tokens: 128");
     let training = file.holdout(pairs);

@@ -42,11 +42,11 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(Pairs::open(spec, self.models.sizes)?))
+        Ok(Arc::new(Pairs::from_spec(spec, self.models.sizes)?))
     }
 
     fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
-        let settings = Seq2SeqSettings::of(spec);
+        let settings = Seq2SeqSettings::from_spec(spec);
         settings.map_or_else(
             |_| Vec::new(),
             |of| Table::faults(Path::new(&spec.data.path), [&of.data.source, &of.data.target]),
@@ -54,12 +54,12 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(PairSizes::read(spec, self.models.sizes)?))
+        Ok(Box::new(PairSizes::from_spec(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before advice is asked for.
-        let Ok(settings) = Seq2SeqSettings::of(spec) else { return Vec::new() };
+        let Ok(settings) = Seq2SeqSettings::from_spec(spec) else { return Vec::new() };
         let mut frugal = frugal(&settings.model);
         frugal.push(format!("data.max_source_tokens below {}", settings.data.max_source_tokens));
         frugal.push(format!("data.max_target_tokens below {}", settings.data.max_target_tokens));
@@ -75,12 +75,12 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
-        let Ok(here) = Seq2SeqSettings::of(here) else { return Vec::new() };
+        let Ok(here) = Seq2SeqSettings::from_spec(here) else { return Vec::new() };
         pretrained::other_meaning(here.lora.as_ref(), there, groups)
     }
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
-        let dtype = Seq2SeqSettings::of(spec).ok()?.model.weights_dtype;
+        let dtype = Seq2SeqSettings::from_spec(spec).ok()?.model.weights_dtype;
         (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
@@ -101,7 +101,7 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write(&Pairs::open(spec, self.models.sizes)?.sample(index)?, out)
+        write(&Pairs::from_spec(spec, self.models.sizes)?.sample(index)?, out)
     }
 }
 
@@ -126,7 +126,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
         let (model, layout, initial) = PairModel::<B>::load(spec, self.models.device, device)?;
-        let settings = Seq2SeqSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
         Ok(Assembly { objective, layout, initial })
     }

@@ -61,7 +61,7 @@ struct Fixture {
 impl Fixture {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(&pairs(), changes);
-        let samples = Pairs::open(&spec, shelf()).expect("they ship");
+        let samples = Pairs::from_spec(&spec, shelf()).expect("they ship");
         let device = Default::default();
         let Assembly { objective, layout, mut initial } =
             TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &device).expect("it ships");
@@ -250,7 +250,7 @@ fn evaluation_counts_tokens_of_targets_and_texts_for_rouge() {
 #[test]
 fn left_out_targets_are_pefts_choice_for_t5() {
     let spec = spec(&pairs(), &[("lora", json!({}))]);
-    let samples = Pairs::open(&spec, shelf()).expect("they ship");
+    let samples = Pairs::from_spec(&spec, shelf()).expect("they ship");
     let built = TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &Default::default())
         .expect("it ships");
     let names: Vec<_> = built.layout.params().iter().map(|param| param.name.as_str()).collect();
@@ -314,7 +314,7 @@ fn data_and_directories_that_cannot_be_used_are_refused_with_their_remedy() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("few.csv");
     std::fs::write(&path, "text,summary\n").expect("a file");
-    let refused = |spec: &RunSpec| match Pairs::open(spec, shelf()) {
+    let refused = |spec: &RunSpec| match Pairs::from_spec(spec, shelf()) {
         Err(error @ DataError::Invalid { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("opened"),
@@ -337,7 +337,8 @@ fn data_and_directories_that_cannot_be_used_are_refused_with_their_remedy() {
     let small =
         std::fs::read_to_string(other).expect("it ships").replace("\"vocab_size\": 96", "\"vocab_size\": 20");
     std::fs::write(model.join("config.json"), small).expect("a file");
-    let samples = Pairs::open(&spec(&pairs(), &[("model.path", json!(model))]), shelf()).expect("it opens");
+    let samples =
+        Pairs::from_spec(&spec(&pairs(), &[("model.path", json!(model))]), shelf()).expect("it opens");
     let message = samples.sample(3).expect_err("beyond the vocabulary").to_string();
     assert!(message.contains("pairs.csv:5: token") && message.contains("vocabulary of 20"), "{message}");
 }
@@ -348,7 +349,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
     let (sample, out) = (dir.path().join("sample.safetensors"), dir.path().join("out.safetensors"));
     let run = spec(&pairs(), &[]);
     Seq2Seq::<Flex>::default().write_sample(&run, 2, &sample).expect("it has space");
-    let model = Seq2SeqSettings::of(&run).expect("checked").model.path;
+    let model = Seq2SeqSettings::from_spec(&run).expect("checked").model.path;
     let job = coxswain_task::ForwardJob {
         model: Path::new(&model),
         adapter: None,
@@ -364,7 +365,7 @@ fn a_sample_that_is_written_is_what_a_forward_pass_reads() {
     let loss = coxswain_nn::files::read_tensors(&out).expect("it was written");
     let loss = loss.iter().find(|tensor| tensor.name == "loss").expect("with labels").values[0];
     let spec = spec(&pairs(), &[]);
-    let samples = Pairs::open(&spec, shelf()).expect("they ship");
+    let samples = Pairs::from_spec(&spec, shelf()).expect("they ship");
     let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&Seq2Seq::<Flex>::default(), &spec, &samples, &Default::default())
             .expect("it ships");

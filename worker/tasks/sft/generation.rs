@@ -28,8 +28,8 @@ pub(super) fn generate<B: Tape<Base = B>>(
     models: Shelves<B>,
     device: &B::Device,
 ) -> Result<Vec<Reply>, TaskError> {
-    let mut settings = SftSettings::of(job.spec).map_err(TaskError::bad_input)?;
-    let reader = ChatReader::open(&settings, models.sizes).map_err(TaskError::bad_input)?;
+    let mut settings = SftSettings::from_spec(job.spec).map_err(TaskError::bad_input)?;
+    let reader = ChatReader::from_settings(&settings, models.sizes).map_err(TaskError::bad_input)?;
     let question = |(number, prompt): (usize, &Prompt)| {
         asked(&reader, prompt)
             .map_err(|fault| TaskError::bad_input(format!("prompt {}: {fault}", number + 1)))
@@ -74,7 +74,7 @@ impl<B: Tape<Base = B>> Writer<'_, B> {
         let encoder = self.reader.encoder();
         let ends = encoder.ends();
         let mut answers: Vec<Answer> = questions.iter().map(|_| Answer::default()).collect();
-        let rows = Questions::of(questions, encoder.pad());
+        let rows = Questions::from_samples(questions, encoder.pad());
         let begun = self.model.decoder(self.trainables, rows.prompts()).map_err(TaskError::bad_input);
         let (mut decoder, mut logits_bv) = begun?;
         for token in 0.. {
@@ -127,7 +127,7 @@ struct Questions {
 }
 
 impl Questions {
-    fn of(questions: &[ChatSample], pad: u32) -> Self {
+    fn from_samples(questions: &[ChatSample], pad: u32) -> Self {
         let seq = questions.iter().map(|question| question.input_ids.len()).max().unwrap_or(0);
         let padding = |question: &ChatSample| seq - question.input_ids.len();
         let row = |question| std::iter::repeat_n(pad, padding(question)).chain(question.input_ids.clone());

@@ -33,7 +33,10 @@ use super::{
     data::{ChatBatch, ChatOutline},
     model::{ChatModel, outline_of},
 };
-use crate::tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights};
+use crate::{
+    holdout,
+    tokens::memory::{HEAD_STAGE, TokenRun, TokenWeights},
+};
 
 /// Tokens of an answer where nothing else is said: the default of `cox generate --max-new-tokens`.
 const ANSWER_TOKENS: usize = 128;
@@ -53,11 +56,11 @@ pub struct ChatSizes {
 
 impl ChatSizes {
     /// Reads configuration and headers of everything the run names, and its chats.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
-        let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
         let weights = weights(spec, models, &settings, &model)?;
-        let outline = ChatOutline::read(spec, models).map_err(TaskError::bad_input)?;
+        let outline = ChatOutline::from_spec(spec, models).map_err(TaskError::bad_input)?;
         let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
         let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1, Place::Host { threads: 1 })?;
@@ -67,7 +70,7 @@ impl ChatSizes {
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, TaskError> {
         let mut sizes = self.clone();
         change(&mut sizes.spec);
-        sizes.settings = SftSettings::of(&sizes.spec).map_err(TaskError::bad_input)?;
+        sizes.settings = SftSettings::from_spec(&sizes.spec).map_err(TaskError::bad_input)?;
         sizes.weights = weights(&sizes.spec, sizes.models, &sizes.settings, &sizes.model)?;
         Ok(sizes)
     }
@@ -179,7 +182,7 @@ fn weights(
     let (_, layout) = hollow(spec, models, &Account::open())?;
     let tensors = model.tensors().into_iter().chain(model.head()).collect();
     let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
-    TokenWeights::of(CheckpointDir { path: &dir, rules: model.rules }, tensors, &layout)
+    TokenWeights::from_tensors(CheckpointDir { path: &dir, rules: model.rules }, tensors, &layout)
         .map_err(TaskError::bad_input)
 }
 
@@ -227,6 +230,10 @@ impl Subject for ChatSizes {
 
     fn precision(&self) -> Option<&'static str> {
         self.run().precision()
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        Some(holdout::trained(self.outline.chats, self.settings.data.holdout_every))
     }
 
     fn to_json(&self) -> Value {

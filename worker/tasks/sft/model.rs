@@ -57,13 +57,13 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
-        let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let family = models.vision_language.of(dir).map_err(TaskError::bad_input)?;
         let outline = family.outline(dir).map_err(TaskError::bad_input)?;
         let tuned = tuned(&settings, &outline).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
-        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let (blocks, table) = (BlockWeights::from_spec(spec), TablePlace::from_spec(spec));
         let options = LoadOptions { blocks, table, head: true, ..settings.model.weights_dtype.into() };
         let model = family.load(dir, options, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
@@ -80,7 +80,7 @@ impl<B: Tape<Base = B>> ChatModel<B> {
         Ok((model, layout, values))
     }
 
-    /// Its adapters, if it has any.
+    /// Adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
     }
@@ -203,7 +203,7 @@ pub(super) fn read_left(
     models: Shelf<Sizes>,
     path: &Path,
 ) -> Result<Vec<StoredTensor>, TaskError> {
-    let SftSettings { model, lora, .. } = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+    let SftSettings { model, lora, .. } = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
     let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
     let here = Tuning {
         modules: &modules,
@@ -221,7 +221,7 @@ pub(super) fn outline_of(model: &Model, models: Shelf<Sizes>) -> Result<ModelOut
 }
 
 fn sums(batch: &ChatBatch, targets: &TokenTargets, rows: &[[f32; 2]]) -> Result<TokenSums, TaskError> {
-    TokenSums::of(rows, targets, batch.step, |row| batch.chat_at(row))
+    TokenSums::from_rows(rows, targets, batch.step, |row| batch.chat_at(row))
 }
 
 fn failed(batch: &ChatBatch, broken: PassError) -> TaskError {

@@ -34,7 +34,7 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     file.lines("lora: {} # rank 16 on every linear of the language model\n");
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     file.lines(format_args!("  # {}", found.about));
-    file.lines("  max_tokens: 4096 # of a chat, images included; what is beyond them is cut off");
+    file.lines("  max_tokens: 4096 # of a chat, images included; the rest is cut off");
     let training = file.holdout(found.chats);
     file.lines("");
     Some(Ok(StarterFile { saw: found.about, text: file.train(job, training) }))
@@ -64,22 +64,23 @@ fn is_chats(file: &Path) -> bool {
 
 fn in_lines(path: PathBuf) -> Result<FoundChats, DataError> {
     let chats = Lines::scan(&path, |_, _| Ok(()))?.len();
-    let about =
-        format!("{chats} chats, one a line; paths of images begin beside the file, or at data.images");
+    let about = format!(
+        "{chats} chats, one a line; paths of images are relative to the file's directory, or to data.images"
+    );
     Ok(FoundChats { path, chats, about })
 }
 
 fn in_shards(path: PathBuf, shards: &Shards) -> Option<FoundChats> {
     let chats = shards.len();
     let is_json = |sample| {
-        let text = shards.read(shards.with_ending(sample, "json")?).ok()?;
+        let text = shards.read_member(shards.with_ending(sample, "json")?).ok()?;
         Some(has_turns(&String::from_utf8_lossy(&text)))
     };
     let with_turns = (0..chats.min(LOOKED_AT)).filter(|sample| is_json(*sample) == Some(true)).count();
     let has_captions = (0..chats.min(LOOKED_AT)).any(|sample| shards.with_ending(sample, "txt").is_some());
     let about = match (with_turns, has_captions) {
         (0, false) => return None,
-        (0, true) => format!("{chats} samples of shards: images, and a .txt with what is said of them"),
+        (0, true) => format!("{chats} samples of shards: images, and a .txt with the caption"),
         _ => format!("{chats} samples of shards: a .json with the chat, and its images"),
     };
     Some(FoundChats { path, chats, about })

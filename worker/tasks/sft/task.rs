@@ -45,21 +45,21 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(Chats::open(spec, self.models.sizes)?))
+        Ok(Arc::new(Chats::from_spec(spec, self.models.sizes)?))
     }
 
     fn faults(&self, spec: &RunSpec) -> Vec<DataError> {
-        let settings = SftSettings::of(spec);
+        let settings = SftSettings::from_spec(spec);
         settings.map_or_else(|_| Vec::new(), |of| faults(Path::new(&spec.data.path), &of.data))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(memory::ChatSizes::read(spec, self.models.sizes)?))
+        Ok(Box::new(memory::ChatSizes::from_spec(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before somebody asks for advice.
-        let Ok(sft) = SftSettings::of(spec) else { return Vec::new() };
+        let Ok(sft) = SftSettings::from_spec(spec) else { return Vec::new() };
         let mut settings = frugal(&sft.model);
         if spec.memory.offload != Offload::Layers && spec.memory.shard == Shard::None {
             settings
@@ -78,12 +78,12 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
-        let Ok(here) = SftSettings::of(here) else { return Vec::new() };
+        let Ok(here) = SftSettings::from_spec(here) else { return Vec::new() };
         pretrained::other_meaning(here.lora.as_ref(), there, groups)
     }
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
-        let dtype = SftSettings::of(spec).ok()?.model.weights_dtype;
+        let dtype = SftSettings::from_spec(spec).ok()?.model.weights_dtype;
         (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
@@ -104,7 +104,7 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        write(&Chats::open(spec, self.models.sizes)?.sample(index)?, out)
+        write(&Chats::from_spec(spec, self.models.sizes)?.sample(index)?, out)
     }
 }
 
@@ -140,7 +140,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
         let (model, layout, initial) = ChatModel::<B>::load(spec, self.models.device, device)?;
-        let settings = SftSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Assembly { objective, layout, initial })
     }

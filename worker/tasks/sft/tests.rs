@@ -56,7 +56,7 @@ struct Fixture {
 impl Fixture {
     fn new(changes: &[(&str, Value)]) -> Self {
         let spec = spec(&assets().join("shapes/chats.jsonl"), changes);
-        let samples = Chats::open(&spec, shelf()).expect("they ship");
+        let samples = Chats::from_spec(&spec, shelf()).expect("they ship");
         let device = Default::default();
         let Assembly { objective, layout, mut initial } =
             TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &device).expect("it ships");
@@ -178,7 +178,7 @@ fn a_head_with_an_adapter_trains_alone_or_with_others_and_drops_by_its_rows() {
     assert!((parts.iter().sum::<f64>() - dropped.loss_sum).abs() < 1e-5 * loss.loss_sum);
 
     let spec = spec(&assets().join("shapes/chats.jsonl"), &[head, ("lora.use_dora", json!(true))]);
-    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let samples = Chats::from_spec(&spec, shelf()).expect("they ship");
     let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("lm_head") && message.contains("use_dora"), "{message}");

@@ -77,7 +77,7 @@ impl Lines {
             let refuse =
                 |fault: &str| DataError::Line { path: path.into(), line: number, fault: fault.into() };
             if read > LONGEST {
-                return Err(refuse("is longer than 64 MiB; keep images beside the file, not in it"));
+                return Err(refuse("is longer than 64 MiB; store images as files of their own"));
             }
             hasher.update(&bytes);
             let mark = if offset == 0 && bytes.starts_with(MARK) { MARK.len() } else { 0 };
@@ -124,7 +124,7 @@ impl Lines {
     }
 
     /// Line `index`.
-    pub fn read(&self, index: u64) -> Result<String, DataError> {
+    pub fn line(&self, index: u64) -> Result<String, DataError> {
         let Some(line) = usize::try_from(index).ok().and_then(|index| self.lines.get(index)) else {
             return Err(DataError::OutOfRange { what: "sample", index, len: self.len() });
         };
@@ -154,7 +154,7 @@ mod tests {
         });
         let lines = lines.expect("read");
         assert_eq!(seen, [(1, "{}\n".to_owned()), (2, "{\"a\": 1}\n".to_owned())]);
-        assert_eq!([0, 1].map(|at| lines.read(at).expect("a line")), ["{}\n", "{\"a\": 1}\n"]);
+        assert_eq!([0, 1].map(|at| lines.line(at).expect("a line")), ["{}\n", "{\"a\": 1}\n"]);
         std::fs::write(&path, b"\xff\xfe{\0}\0").expect("written");
         let error = Lines::scan(&path, |_, _| Ok(())).err().expect("refused").to_string();
         assert!(error.contains("a.jsonl:1: is UTF-16; convert it"), "{error}");

@@ -51,7 +51,7 @@ pub struct TokenWeights {
 impl TokenWeights {
     /// From all `tensors` that training loads of the checkpoint in `dir`, whose names follow `rules`, and
     /// what of them trains.
-    pub fn of(
+    pub fn from_tensors(
         dir: CheckpointDir<'_>,
         mut tensors: Vec<FrozenTensor>,
         layout: &TrainableLayout,
@@ -75,11 +75,11 @@ impl TokenWeights {
 
 /// A run as its memory is predicted.
 pub struct TokenRun<'a> {
-    /// Its keys.
+    /// Keys.
     pub spec: &'a RunSpec,
     /// Of them what is said of the model.
     pub model: &'a Model,
-    /// Its weights.
+    /// Weights.
     pub weights: &'a TokenWeights,
     /// Entries of the vocabulary.
     pub vocab: usize,
@@ -95,7 +95,7 @@ impl TokenRun<'_> {
     /// One rank, with this pass.
     pub fn predict(&self, pass: &PassCost, ask: Ask) -> Prediction {
         let held = self.weights.frozen.bytes(ask.place, self.model.weights_dtype);
-        let in_memory = InMemory::of(self.spec, ask.cut());
+        let in_memory = InMemory::from_spec(self.spec, ask.cut());
         let fetched = in_memory.fetches().then_some(held);
         let beside = |stage: &str| {
             let blocks = fetched.map_or(0, |frozen| streamed_during(stage, frozen));
@@ -176,7 +176,7 @@ impl TokenRun<'_> {
         settings: &S,
         model: fn(&mut S) -> &mut Model,
     ) -> Savings<'s> {
-        let mut savings = Savings::of(subject, ask);
+        let mut savings = Savings::new(subject, ask);
         let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = FrozenDtype::Bfloat16);
         let setting = "model.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);

@@ -7,7 +7,7 @@ use coxswain_task::{Fault, MicroLoss, TaskError};
 /// Over all targets of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenSums {
-    /// Their losses, in nats.
+    /// Losses, in nats.
     pub loss_sum: f64,
     /// How many are the likeliest at their place.
     pub right: f64,
@@ -18,7 +18,7 @@ pub struct TokenSums {
 impl TokenSums {
     /// From the loss and the margin of each target. A loss that is no number is an error, which names the
     /// step and the samples concerned: `sample_at` tells of which one a row of hidden states is.
-    pub fn of(
+    pub fn from_rows(
         rows: &[[f32; 2]],
         targets: &TokenTargets,
         step: Step,
@@ -53,7 +53,8 @@ mod tests {
     #[test]
     fn a_loss_that_is_no_number_names_the_samples_that_have_one() {
         let targets = TokenTargets::of([None, Some(4), Some(5), None, Some(6), Some(7)]);
-        let of = |rows: &[[f32; 2]]| TokenSums::of(rows, &targets, Step(3), |row| 10 + u64::from(row) / 3);
+        let of =
+            |rows: &[[f32; 2]]| TokenSums::from_rows(rows, &targets, Step(3), |row| 10 + u64::from(row) / 3);
         let sums = of(&[[1.0, 0.0], [2.0, -0.5], [0.5, 0.0], [0.5, -2.0]]).expect("finite");
         assert_eq!(sums, TokenSums { loss_sum: 4.0, right: 2.0, tokens: 4.0 });
         let error = of(&[[1.0, 0.0], [2.0, 0.0], [f32::NAN, 0.0], [f32::INFINITY, 0.0]]);

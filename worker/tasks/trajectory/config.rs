@@ -168,7 +168,7 @@ pub struct TrajectoryOptimizer {
 pub struct TrajectoryRates {
     /// The network, where it trains.
     pub network: f64,
-    /// Its adapters.
+    /// Adapters.
     pub lora: f64,
 }
 
@@ -181,7 +181,7 @@ impl Default for TrajectoryRates {
 impl TrajectorySettings {
     /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
     /// schema's to check.
-    pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
+    pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }
 }
@@ -238,7 +238,7 @@ impl TaskSettings for TrajectorySettings {
             f.require(
                 spec.train.init_from.is_some(),
                 "train.init_from",
-                "is missing, and with a section `lora` the network itself does not train",
+                "is missing: the section `lora` adapts a network that is already trained",
                 "name the run that trained it, or remove the section `lora`",
             );
         }

@@ -45,7 +45,7 @@ pub struct TrajectoryShape {
 
 impl TrajectoryShape {
     /// Of a run's extractor, a model of this outline; refused if it cannot give them.
-    pub fn of(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
+    pub fn from_settings(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
         let (depth, dim) = (model.vision.depth, model.vision.width);
         let (layers, path) = (settings.extractor.layers.clone(), &settings.extractor.path);
         let layers = layers.unwrap_or_else(|| (0..depth).collect());
@@ -120,9 +120,9 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         let dir = pretrained::directory::<B>(&settings.extractor.path).map_err(TaskError::bad_input)?;
         let family = models.vision_language.of(&dir).map_err(TaskError::bad_input)?;
         let model = family.outline(&dir).map_err(TaskError::bad_input)?;
-        let shape = TrajectoryShape::of(settings, &model)?;
+        let shape = TrajectoryShape::from_settings(settings, &model)?;
         let options =
-            LoadOptions { blocks: BlockWeights::of(spec), ..settings.extractor.weights_dtype.into() };
+            LoadOptions { blocks: BlockWeights::from_spec(spec), ..settings.extractor.weights_dtype.into() };
         let trunk = family.trunk(&dir, options, shape.depth(), device);
         let trunk = trunk.map_err(TaskError::bad_input)?;
         let positions = trunk.positions(shape.grid).map_err(TaskError::bad_input)?;
@@ -175,7 +175,7 @@ impl<B: Tape<Base = B>> TrajectoryExtractor<B> {
         let names = self.frozen().map(|tensor| tensor.name);
         let dtype = settings.extractor.weights_dtype;
         let about = format!("{}\n{dtype:?}\n{}\n{:?}", B::name(device), self.trunk.sizes(), self.shape);
-        FrozenTensors::open(dir, self.model.rules, names, &about)
+        FrozenTensors::from_checkpoint(dir, self.model.rules, names, &about)
     }
 }
 

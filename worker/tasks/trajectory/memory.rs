@@ -77,13 +77,13 @@ pub struct TrajectorySizes {
 
 impl TrajectorySizes {
     /// Reads configuration and headers of the checkpoint, and lists the images.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
-        let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, TaskError> {
+        let settings = TrajectorySettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let listing = list(Path::new(&spec.data.path), &settings.data).map_err(TaskError::bad_input)?;
-        Self::of(spec, models, settings, listing.places.len() as u64, Passes::default())
+        Self::with_passes(spec, models, settings, listing.places.len() as u64, Passes::default())
     }
 
-    fn of(
+    fn with_passes(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         settings: TrajectorySettings,
@@ -94,7 +94,7 @@ impl TrajectorySizes {
         let dir = &dir.map_err(TaskError::bad_input)?;
         let model = models.vision_language.of(dir).and_then(|family| family.outline(dir));
         let model = Arc::new(model.map_err(TaskError::bad_input)?);
-        let shape = TrajectoryShape::of(&settings, &model)?;
+        let shape = TrajectoryShape::from_settings(&settings, &model)?;
         let tensors: Vec<_> = shape.frozen(&model).collect();
         let frozen = FrozenStorage::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
@@ -218,8 +218,8 @@ impl TrajectorySizes {
     fn with(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Self, TaskError> {
         let mut spec = self.spec.clone();
         change(&mut spec);
-        let settings = TrajectorySettings::of(&spec).map_err(TaskError::bad_input)?;
-        Self::of(&spec, self.models, settings, self.images, self.passes.clone())
+        let settings = TrajectorySettings::from_spec(&spec).map_err(TaskError::bad_input)?;
+        Self::with_passes(&spec, self.models, settings, self.images, self.passes.clone())
     }
 }
 
@@ -241,7 +241,7 @@ impl Subject for TrajectorySizes {
         let pass = |images, kind| self.pass(images, kind).unwrap_or_default();
         let live =
             pass(ask.micro_batch, if self.keeps() { TrajectoryPass::Kept } else { TrajectoryPass::Live });
-        let blocks = InMemory::of(&self.spec, ask.cut());
+        let blocks = InMemory::from_spec(&self.spec, ask.cut());
         let engine = Prediction::of_engine(&self.spec, &self.trained, ask);
         let mut prediction = engine.with_pass(&live, |_| 0);
         let mut scratch = live.scratch;
@@ -271,7 +271,7 @@ impl Subject for TrajectorySizes {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let mut savings = Savings::of(self, ask);
+        let mut savings = Savings::new(self, ask);
         let narrow = of_settings(&self.settings, |settings| {
             settings.extractor.weights_dtype = WeightsDtype::Bfloat16;
         });
@@ -291,7 +291,7 @@ impl Subject for TrajectorySizes {
         let [frozen, constants, trained] = self.elements.map(human::grouped);
         let network = match self.elements[1] {
             0 => format!("{trained} trained in float32"),
-            _ => format!("{trained} trained in float32 beside {constants} that stay"),
+            _ => format!("{trained} trained in float32, {constants} constant"),
         };
         let TrajectoryShape { positions, layers, dim, .. } = &self.shape;
         let sample = format!(
@@ -301,6 +301,10 @@ impl Subject for TrajectorySizes {
             human::grouped(self.images)
         );
         vec![("model", format!("{frozen} parameters frozen in the extractor, {network}")), ("sample", sample)]
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        Some(crate::holdout::trained(self.images, self.settings.data.holdout_every))
     }
 
     fn to_json(&self) -> Value {

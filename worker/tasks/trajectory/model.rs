@@ -38,7 +38,7 @@ const DECODER: &str = "decoder";
 /// A micro-batch that cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum TrajectoryError {
-    /// Its images do not fit the tower, or the tower's weights cannot be read any more.
+    /// Images do not fit the tower, or the tower's weights cannot be read any more.
     #[error("step {step}, images {images:?}: {source}")]
     Extractor {
         /// Optimizer step.
@@ -102,7 +102,7 @@ impl<B: Tape<Base = B>> TrajectoryModel<B> {
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout), TaskError> {
-        let settings = TrajectorySettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = TrajectorySettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let extractor = TrajectoryExtractor::load(spec, models, &settings, device)?;
         let plan = Network::plan(settings.lora.as_ref(), &settings.network, &extractor.shape)
             .map_err(TaskError::bad_input)?;

@@ -38,7 +38,7 @@ const DESCRIPTION: Artifact =
 
 /// What its README says of an adapter.
 const README: &str = "An adapter of a network that reconstructs trajectories of layer activations, trained by Coxswain. Its base\n\
-                      network is the one that the run was started from; `network.safetensors` beside this directory has both merged.\n";
+                      network is the one that the run was started from; `../network.safetensors` has both merged.\n";
 
 /// A model, and the run that it is trained by.
 pub(super) struct TrajectoryObjective<B: Tape<Base = B>> {

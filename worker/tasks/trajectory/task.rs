@@ -50,16 +50,16 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        Ok(Arc::new(ImageFolder::open(spec, self.models.sizes)?))
+        Ok(Arc::new(ImageFolder::from_spec(spec, self.models.sizes)?))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        Ok(Box::new(TrajectorySizes::read(spec, self.models.sizes)?))
+        Ok(Box::new(TrajectorySizes::from_spec(spec, self.models.sizes)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before advice is asked for.
-        let Ok(TrajectorySettings { extractor, data, .. }) = TrajectorySettings::of(spec) else {
+        let Ok(TrajectorySettings { extractor, data, .. }) = TrajectorySettings::from_spec(spec) else {
             return Vec::new();
         };
         let mut settings = Vec::new();
@@ -83,7 +83,7 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
     }
 
     fn write_sample(&self, spec: &RunSpec, index: u64, out: &Path) -> Result<(), DataError> {
-        let folder = ImageFolder::open(spec, self.models.sizes)?;
+        let folder = ImageFolder::from_spec(spec, self.models.sizes)?;
         let pixels = folder.sample(index)?.pixel_values;
         let grid = folder.grid();
         let patches: usize = grid.iter().map(|&side| side as usize).product();
@@ -119,7 +119,9 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
-        let (Ok(here), Ok(there)) = (TrajectorySettings::of(here), TrajectorySettings::of(there)) else {
+        let (Ok(here), Ok(there)) =
+            (TrajectorySettings::from_spec(here), TrajectorySettings::from_spec(there))
+        else {
             return Vec::new();
         };
         let mut keys = Vec::new();
@@ -138,12 +140,12 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
     }
 
     fn brought(&self, spec: &RunSpec) -> Option<Group> {
-        let settings = TrajectorySettings::of(spec).ok()?;
+        let settings = TrajectorySettings::from_spec(spec).ok()?;
         settings.lora.is_some().then_some(NETWORK)
     }
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
-        let dtype = TrajectorySettings::of(spec).ok()?.extractor.weights_dtype;
+        let dtype = TrajectorySettings::from_spec(spec).ok()?.extractor.weights_dtype;
         (dtype == WeightsDtype::Float16)
             .then_some(Float16 { key: "extractor.weights_dtype", backward: false })
     }

@@ -9,12 +9,19 @@
 //! A run leaves the expert with its adapters merged: what loads it needs to know nothing of them. What
 //! this file does not do: run adapters (`coxswain_nn::dense`).
 
+use coxswain_models::vision_language::ModelOutline;
 use coxswain_nn::{
     lora::{Lora, LoraError, LoraPlan, LoraTargets, Module, ModuleKind, targets::Targets},
     params::{ParamSpec, TrainableLayout},
 };
 
-use super::{EXPERT, config::VlaSettings, data::SampleDims, expert::Learning, head::HeadShape};
+use super::{
+    EXPERT,
+    config::VlaSettings,
+    data::SampleDims,
+    expert::{Learning, ModelSizes},
+    head::HeadShape,
+};
 
 /// What a run's section `lora` means.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +33,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Of a run on a model of these modules. Only an expert that does not train itself takes adapters.
-    pub fn of(vla: &VlaSettings, model: &[Module]) -> Result<Self, LoraError> {
+    /// Of a run on this model. Only an expert that does not train itself takes adapters.
+    pub fn of(vla: &VlaSettings, model: &ModelOutline) -> Result<Self, LoraError> {
         let Some(lora) = &vla.lora else { return Ok(Self::default()) };
         let whole = Self { model: Some(lora.clone()), expert: None };
         if vla.expert.train {
@@ -35,7 +42,7 @@ impl Split {
         }
         // Of the sizes of samples, what its modules are called depends on whether there is a state.
         let dims = SampleDims { state: usize::from(vla.data.has_state()), ..SampleDims::default() };
-        let experts = modules(HeadShape::of(vla, 1, dims));
+        let experts = modules(HeadShape::of(vla, ModelSizes { width: 1, ..model.into() }, dims));
         let Some(ours) = with_targets(lora, |targets| means_any(targets, &experts))? else {
             return Ok(whole);
         };
@@ -44,7 +51,8 @@ impl Split {
             return Err(LoraError::Setting { field: "lora.use_dora".into(), problem: problem.into() });
         }
         // What nothing is called is left to the model's part, which says so.
-        let of_model = |targets: &_| Ok(means_any(targets, model)? || !means_any(targets, &experts)?);
+        let of_model =
+            |targets: &_| Ok(means_any(targets, &model.modules)? || !means_any(targets, &experts)?);
         let model = with_targets(lora, of_model)?;
         Ok(Self { model, expert: Some(LoraPlan::resolve(&ours, &experts)?) })
     }
@@ -116,7 +124,7 @@ mod tests {
         spec.vla_mut().expert.train = train;
         let family = families::shelf::<Sizes>().vision_language.of(MODEL.as_ref()).expect("its own is read");
         let model = family.outline(MODEL.as_ref()).expect("part of the repository");
-        Split::of(&spec.vla(), &model.modules).map_err(|error| error.to_string())
+        Split::of(&spec.vla(), &model).map_err(|error| error.to_string())
     }
 
     fn names(split: &Split) -> Vec<&str> {

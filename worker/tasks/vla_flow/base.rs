@@ -26,12 +26,14 @@ use coxswain_nn::{
 use coxswain_policies::{
     PolicyKind, TuningSettings,
     directory::{PolicyDirectory, is_policy},
+    pi::told_tokens,
 };
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
 use super::{
     config::{Data, Expert, HeadKind, TapSetting, VlaSettings},
     oft::OftPrompts,
+    told::StatePrompts,
 };
 use crate::settings::unread;
 
@@ -214,8 +216,8 @@ impl PolicyBase {
 
 /// What makes a model's input of images and tasks.
 pub(super) enum InputMakers {
-    /// A plain model's, with as many action tokens as its head reads.
-    Model { family: &'static dyn VlFamily, dir: PathBuf, actions: Option<usize> },
+    /// A plain model's, with what its head reads in a prompt; of an action token for each action so many.
+    Model { family: &'static dyn VlFamily, dir: PathBuf, head: HeadKind, horizon: usize },
     /// A policy's.
     Policy(Box<PolicyBase>),
 }
@@ -228,8 +230,7 @@ impl InputMakers {
         }
         let dir = directory::outline(&vla.model.path)?;
         let family = models.vision_language.of(&dir).map_err(unread)?;
-        let actions = (vla.expert.head == HeadKind::Oft).then_some(vla.data.horizon);
-        Ok(Self::Model { family, dir, actions })
+        Ok(Self::Model { family, dir, head: vla.expert.head, horizon: vla.data.horizon })
     }
 
     /// Images to the model's input.
@@ -243,9 +244,13 @@ impl InputMakers {
     /// Tasks to ids.
     pub fn prompts(&self, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {
         match self {
-            Self::Model { family, dir, actions } => {
+            Self::Model { family, dir, head, horizon } => {
                 let own = family.prompts(dir, form)?;
-                let Some(horizon) = actions else { return Ok(own) };
+                match head {
+                    HeadKind::Flow => return Ok(own),
+                    HeadKind::Layerwise => return Ok(Box::new(StatePrompts(own))),
+                    HeadKind::Oft => {}
+                }
                 let with_actions = OftPrompts::of(own, *horizon).map_err(|found| {
                     let remedy = "choose another model, or the head `flow`";
                     DataError::invalid(&dir.join("tokenizer.json"), "model.vocab", found, remedy)
@@ -262,6 +267,7 @@ impl InputMakers {
     /// About how many tokens a prompt has beside its task, with so many values of a state, at most.
     pub fn told_tokens(&self, state: usize) -> usize {
         match self {
+            Self::Model { head: HeadKind::Layerwise, .. } if state > 0 => told_tokens(state),
             Self::Model { .. } => 0,
             Self::Policy(base) => base.kind.told_tokens(state),
         }

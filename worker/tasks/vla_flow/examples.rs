@@ -22,8 +22,9 @@ pub(super) fn examples(
             let steps = actions[row * horizon * width..].chunks(width).zip(valid);
             steps.filter(|(_, valid)| **valid > 0.0).map(|(action, _)| action[dim]).collect()
         };
+        let names = data.action_names(sample);
         let curve = |dim: usize| CurvePair {
-            name: format!("action {dim}"),
+            name: names.get(dim).cloned().unwrap_or_else(|| format!("action {dim}")),
             reference: of(recorded, dim),
             predicted: of(sampled, dim),
         };

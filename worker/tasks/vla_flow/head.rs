@@ -1,13 +1,28 @@
 //! The kinds of heads that make actions of hidden states: where a run's settings and sizes become one.
 
+use coxswain_models::vision_language::{ModelOutline, Tap};
 use coxswain_nn::params::TrainableLayout;
 
 use super::{
     config::{HeadKind, VlaSettings},
     data::SampleDims,
-    expert::{ActionExpert, ExpertShape, Learning},
+    expert::{ActionExpert, ExpertShape, Learning, ModelSizes},
     oft::{OftHead, OftShape},
 };
+
+/// Where a head reads hidden states, in order: the last of them, or what every layer gives, as Transformers
+/// 4.57 lists it, DeepStack's streams added.
+pub fn reads(vla: &VlaSettings, model: &ModelOutline) -> Vec<Tap> {
+    let below = if vla.expert.head == HeadKind::Layerwise { 1..model.layers } else { 0..0 };
+    below.map(Tap::Layer).chain([Tap::Final]).collect()
+}
+
+/// The deepest tap from which all that a head reads can be computed. Kept features are named by the task's
+/// text, so that what depends on a state that the prompt tells is not kept.
+pub fn deepest_kept(vla: &VlaSettings, model: &ModelOutline) -> Tap {
+    let tells = vla.expert.head == HeadKind::Layerwise && vla.data.has_state();
+    if tells { Tap::Vision } else { reads(vla, model)[0] }
+}
 
 /// Sizes of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,12 +43,12 @@ pub enum ActionHead {
 }
 
 impl HeadShape {
-    /// Of a run whose samples have these sizes, on hidden states of this width.
-    pub fn of(vla: &VlaSettings, context: usize, dims: SampleDims) -> Self {
+    /// Of a run whose samples have these sizes, on a model of such.
+    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let SampleDims { horizon, action, .. } = dims;
         match vla.expert.head {
-            HeadKind::Flow => Self::Flow(ExpertShape::of(vla, context, dims)),
-            HeadKind::Oft => Self::Oft(OftShape { context, horizon, action }),
+            HeadKind::Flow | HeadKind::Layerwise => Self::Flow(ExpertShape::of(vla, model, dims)),
+            HeadKind::Oft => Self::Oft(OftShape { context: model.width, horizon, action }),
         }
     }
 

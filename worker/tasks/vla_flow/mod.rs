@@ -24,6 +24,7 @@ mod starter;
 mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod told;
 
 pub use groups::{EXPERT, SENSOR};
 pub use task::VlaFlow;

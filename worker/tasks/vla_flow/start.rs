@@ -27,17 +27,18 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
     let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
     let base = PolicyBase::of(&vla, models).map_err(TaskError::bad_input)?;
-    let lora = |modules: &[Module]| match &base {
-        Some(base) => Ok(vla.lora.as_ref().map(|lora| base.kind.with_targets(lora))),
-        None => Ok(Split::of(&vla, modules)?.model),
+    let outline = || {
+        let dir = directory::outline(&vla.model.path).map_err(ModelError::from)?;
+        models.vision_language.of(&dir)?.outline(&dir)
     };
-    let modules = || {
-        if let Some(base) = &base {
-            return Ok(base.modules());
-        }
-        let dir = directory::outline(&vla.model.path).map_err(ModelError::from);
-        let model = dir.and_then(|dir| models.vision_language.of(&dir)?.outline(&dir));
-        model.map(|model| model.modules).map_err(TaskError::bad_input)
+    let lora = |_: &[Module]| match &base {
+        Some(base) => Ok(vla.lora.as_ref().map(|lora| base.kind.with_targets(lora))),
+        // A model that cannot be read has been refused with its modules.
+        None => outline().map_or(Ok(None), |model| Ok(Split::of(&vla, &model)?.model)),
+    };
+    let modules = || match &base {
+        Some(base) => Ok(base.modules()),
+        None => outline().map(|model| model.modules).map_err(TaskError::bad_input),
     };
     let weights = vla.model.weights_dtype;
     let here = Tuning { modules: &modules, lora: &lora, train: &vla.model.train, weights };

@@ -293,7 +293,7 @@ impl Video {
         Ok(Self { path: path.to_owned(), source, id, index })
     }
 
-    /// Its table of contents.
+    /// Table of contents.
     pub fn index(&self) -> &VideoIndex {
         &self.index
     }

@@ -31,7 +31,7 @@ struct Matrix {
 
 impl Matrix {
     /// From a matrix's nine numbers.
-    fn read(cursor: &mut Cursor<'_>) -> Result<Self, Fault> {
+    fn parse(cursor: &mut Cursor<'_>) -> Result<Self, Fault> {
         let mut number = || Ok(i64::from(cursor.u32()? as i32));
         let (a, b, _u, c, d) = (number()?, number()?, number()?, number()?, number()?);
         Ok(Self { a, b, c, d })
@@ -43,7 +43,7 @@ impl Matrix {
         let mut cursor = Cursor::new(body);
         let version = cursor.version()?;
         cursor.take(if version == 1 { 28 } else { 16 } + more)?;
-        Self::read(&mut cursor)
+        Self::parse(&mut cursor)
     }
 
     /// What this one and then `next` do; only signs and zeros of it mean something.

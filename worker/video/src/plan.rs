@@ -16,7 +16,7 @@ pub(crate) struct Run {
 pub(crate) struct Wish {
     /// The sample that holds it.
     pub sample: u32,
-    /// Its place in the caller's list.
+    /// Place in the caller's list.
     pub place: usize,
 }
 

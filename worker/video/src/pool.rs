@@ -82,7 +82,7 @@ impl DecoderPool {
     }
 
     /// Decoders that are open now.
-    pub fn open(&self) -> usize {
+    pub fn open_count(&self) -> usize {
         let shelf = self.shelf();
         shelf.slots.len() + shelf.lent
     }

@@ -145,11 +145,6 @@ pub(super) fn lets_go(run: &Run) -> bool {
 
 /// The rendezvous took too long. If a fault began it, that is the cause.
 pub(super) fn failed(run: &Run) -> Failure {
-    if let Some(cause) = run.faults.incident.as_ref().and_then(|incident| incident.cause.as_ref()) {
-        let mut failure = (**cause).clone();
-        failure.message.push_str("; no process replaced it");
-        return failure;
-    }
     let (world, enough, roster) = (run.config.world.size(), run.config.world.least(), &run.fleet.roster);
     let seconds = run.config.patience.rendezvous.as_secs();
     let present = roster.present();
@@ -164,7 +159,12 @@ pub(super) fn failed(run: &Run) -> Failure {
         let missing = some((0..world).map(Slot).filter(|slot| roster.living_at(*slot).is_none()));
         format!("only {present} of {world} workers joined within {seconds} s; missing ranks: {missing}")
     };
-    Failure::of_run(CauseKind::Rendezvous, message)
+    let Some(cause) = run.faults.incident.as_ref().and_then(|incident| incident.cause.as_ref()) else {
+        return Failure::of_run(CauseKind::Rendezvous, message);
+    };
+    let mut failure = (**cause).clone();
+    failure.message.push_str(&format!("; after that {message}"));
+    failure
 }
 
 /// The first ranks of a list that may be long.

@@ -87,7 +87,7 @@ impl Arrivals<'_> {
         }
         let holder = self.run.fleet.roster.living_at(slot);
         let is_holder = holder.is_some_and(|holder| holder.claim.incarnation == claim.incarnation);
-        if let Some(health) = self.run.health.of(slot).filter(|health| health.cordoned && !is_holder) {
+        if let Some(health) = self.run.health.of_slot(slot).filter(|health| health.cordoned && !is_holder) {
             let (faults, newest) = (health.faults, health.newest.clone());
             return Err(Refusal::Cordoned { slot, faults, newest });
         }

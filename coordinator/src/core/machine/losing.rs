@@ -60,7 +60,8 @@ pub(super) fn pay_for(run: &mut Run, slot: Slot, failure: &Failure) -> Result<Pa
 
 /// The failure of a run that needs a slot whose hardware is not sound.
 pub(super) fn irreplaceable(run: &Run, slot: Slot, failure: Failure) -> Failure {
-    let (faults, enough) = (run.health.of(slot).map_or(0, |health| health.faults), run.config.world.least());
+    let (faults, enough) =
+        (run.health.of_slot(slot).map_or(0, |health| health.faults), run.config.world.least());
     let message = format!(
         "{}; its slot is cordoned after {faults} hardware faults (faults.cordon_after), and {enough} \
          workers are needed: launch again without that machine or device",

@@ -39,7 +39,7 @@ pub(super) fn quiet(run: &Run) -> Vec<(MemberMotion, StillRank)> {
     if quiet.peek().is_none() {
         return Vec::new();
     }
-    let scene = Scene::of(everybody(), &patience);
+    let scene = Scene::from_members(everybody(), &patience);
     let judged = |member: MemberMotion| Some((member, run.fleet.motion.judge(&member, &scene, &patience)?));
     quiet.filter_map(judged).collect()
 }

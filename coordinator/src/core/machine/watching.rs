@@ -85,7 +85,9 @@ impl Watch<'_> {
         let silent = self.run.now.since(lost.last_seen).as_secs_f64();
         let message = match lost.line.stream {
             Some(_) => {
-                format!("no sign of life for {silent:.1} s, though its connection is open: it is frozen")
+                format!(
+                    "no sign of life for {silent:.1} s, although its connection is open: its process is frozen"
+                )
             }
             None => {
                 format!("its connection closed unexpectedly, and no sign of life for {silent:.1} s")

@@ -186,7 +186,7 @@ impl Reports<'_> {
             worker.doing.step = newest.step;
         }
         drop(worker);
-        match run.progress.report(id, slot, reports) {
+        match run.progress.accept_reports(id, slot, reports) {
             Ok(changes) => {
                 self.tell_slow(&changes);
                 self.replace_slow();
@@ -274,7 +274,7 @@ impl Reports<'_> {
     pub(super) fn memory(&mut self, id: WorkerId, report: MemoryReport) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         let slot = run.fleet.seen(run.now, id)?.slot();
-        run.memory.take(slot, report);
+        run.memory.record_report(slot, report);
         run.memory.answer(run.now, &run.fleet.roster, true, &mut run.out);
         Ok(Reply::Done)
     }
@@ -285,7 +285,7 @@ impl Reports<'_> {
         if run.orders.checkpoint_due.is_some_and(|due| due <= report.step) {
             run.order(|orders| orders.checkpoint_due = None);
         }
-        if let Some(entry) = run.progress.checkpoints.take(report) {
+        if let Some(entry) = run.progress.checkpoints.apply_report(report) {
             run.publish(News::Checkpoint(entry));
         }
         Ok(Reply::Done)

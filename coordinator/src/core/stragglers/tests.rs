@@ -119,7 +119,7 @@ fn go_on(
     for step in steps {
         for (rank, machine) in (0..).zip(machines.iter_mut()) {
             let times = scaled(times(rank), machine.factor());
-            let changes = stragglers.report(Rank(rank), &report(step, times, 8, 4096));
+            let changes = stragglers.observe(Rank(rank), &report(step, times, 8, 4096));
             told.extend(changes.into_iter().map(|change| (step, change)));
         }
     }
@@ -205,10 +205,10 @@ fn more_work_is_not_slowness() {
     let mut tokens = Stragglers::new(Generation(1), 2, Step(0));
     for step in 0..100 {
         // Five samples against four; and as many samples with longer prompts.
-        assert_eq!(samples.report(Rank(0), &report(step, scaled(CALM, 1.25), 5, 500)), []);
-        assert_eq!(samples.report(Rank(1), &report(step, CALM, 4, 400)), []);
-        assert_eq!(tokens.report(Rank(0), &report(step, scaled(CALM, 1.5), 4, 600)), []);
-        assert_eq!(tokens.report(Rank(1), &report(step, CALM, 4, 400)), []);
+        assert_eq!(samples.observe(Rank(0), &report(step, scaled(CALM, 1.25), 5, 500)), []);
+        assert_eq!(samples.observe(Rank(1), &report(step, CALM, 4, 400)), []);
+        assert_eq!(tokens.observe(Rank(0), &report(step, scaled(CALM, 1.5), 4, 600)), []);
+        assert_eq!(tokens.observe(Rank(1), &report(step, CALM, 4, 400)), []);
     }
 }
 
@@ -222,8 +222,8 @@ fn steps_that_cannot_be_compared_do_not_count() {
             1 => StepReport { skipped: Some(Skip { cause: SkipCause::Loss, samples: Vec::new() }), ..slow },
             _ => StepReport { cache: CacheUse { misses: 1, ..CacheUse::default() }, ..slow },
         };
-        assert_eq!(stragglers.report(Rank(0), &slow), []);
-        assert_eq!(stragglers.report(Rank(1), &report(step, CALM, 4, 400)), []);
+        assert_eq!(stragglers.observe(Rank(0), &slow), []);
+        assert_eq!(stragglers.observe(Rank(1), &report(step, CALM, 4, 400)), []);
     }
 }
 
@@ -231,15 +231,15 @@ fn steps_that_cannot_be_compared_do_not_count() {
 fn what_is_repeated_or_of_another_generation_changes_nothing_and_what_is_missing_is_let_go() {
     let mut stragglers = Stragglers::new(Generation(1), 2, Step(0));
     let stale = StepReport { generation: Generation(2), ..report(5, CALM, 4, 400) };
-    stragglers.report(Rank(0), &stale);
+    stragglers.observe(Rank(0), &stale);
     assert!(stragglers.open.is_empty());
-    stragglers.report(Rank(0), &report(5, CALM, 4, 400));
-    stragglers.report(Rank(0), &report(6, CALM, 4, 400));
+    stragglers.observe(Rank(0), &report(5, CALM, 4, 400));
+    stragglers.observe(Rank(0), &report(6, CALM, 4, 400));
     // Step 5 of rank 1 was reported to an earlier life of the coordinator.
-    stragglers.report(Rank(1), &report(6, CALM, 4, 400));
+    stragglers.observe(Rank(1), &report(6, CALM, 4, 400));
     assert!(stragglers.open.is_empty());
     assert_eq!(stragglers.recent.len(), 1);
-    stragglers.report(Rank(0), &report(6, CALM, 4, 400));
+    stragglers.observe(Rank(0), &report(6, CALM, 4, 400));
     assert!(stragglers.open.is_empty(), "it is told again and known");
 }
 
@@ -247,7 +247,7 @@ fn what_is_repeated_or_of_another_generation_changes_nothing_and_what_is_missing
 fn a_rank_alone_is_compared_with_nothing() {
     let mut stragglers = Stragglers::new(Generation(1), 1, Step(0));
     for step in 0..100 {
-        assert_eq!(stragglers.report(Rank(0), &report(step, CALM, 4, 400)), []);
+        assert_eq!(stragglers.observe(Rank(0), &report(step, CALM, 4, 400)), []);
     }
     assert!(stragglers.open.is_empty());
 }
@@ -257,7 +257,7 @@ fn the_median_of_others_leaves_ones_own_out() {
     let medians_of_others = |own: &[f64]| {
         let row: Vec<_> =
             own.iter().map(|own| Work { times: [0.0, 0.0, 0.0, *own], ..Work::default() }).collect();
-        let of = OfOthers::of(&row, Work::own);
+        let of = OfOthers::from_row(&row, Work::own);
         row.iter().map(|work| of.others(work.own())).collect::<Vec<_>>()
     };
     assert_eq!(medians_of_others(&[1.0, 3.0]), [3.0, 1.0]);
@@ -271,8 +271,8 @@ fn a_step_that_is_reported_again_counts_as_it_was_reported_first() {
     let mut stragglers = Stragglers::new(Generation(1), 2, Step(0));
     for step in WARM_UP..WARM_UP + 2 * WINDOW as u64 {
         for times in [CALM, scaled(CALM, 3.0)] {
-            assert!(stragglers.report(Rank(0), &report(step, times, 8, 4096)).is_empty());
+            assert!(stragglers.observe(Rank(0), &report(step, times, 8, 4096)).is_empty());
         }
-        assert!(stragglers.report(Rank(1), &report(step, CALM, 8, 4096)).is_empty(), "step {step}");
+        assert!(stragglers.observe(Rank(1), &report(step, CALM, 8, 4096)).is_empty(), "step {step}");
     }
 }

@@ -189,7 +189,7 @@ fn a_restarted_coordinator_remembers_who_is_to_go() {
         run.ask(Ask::Drain { node: NodeName::Launcher("node-1".into()), reason: "SIGTERM".into() }).1
     {
         if let Action::Record(record) = action {
-            past.take(&record);
+            past.add_record(&record);
         }
     }
     assert_eq!(past.orders.draining, [1].into());

@@ -121,7 +121,7 @@ fn a_frozen_worker_is_lost_within_three_seconds() {
     let mut run = Run::fragile(1);
     assert_eq!(cause(&run.wait(Duration::from_millis(2900))), None);
     let actions = run.wait(Duration::from_millis(200));
-    assert!(cause(&actions).is_some_and(|cause| cause.contains("it is frozen")));
+    assert!(cause(&actions).is_some_and(|cause| cause.contains("its process is frozen")));
     assert!(run.machine.outcome().is_some(), "nobody is left to wait for");
 }
 

@@ -47,7 +47,7 @@ fn a_fault_that_is_told_again_counts_once() {
     for _ in 0..3 {
         assert_eq!(cordoned(&tells(&mut run, 1, 1)), [0u32; 0]);
     }
-    assert_eq!(run.machine.run.health.of(Slot(1)).map(|health| health.faults), Some(1));
+    assert_eq!(run.machine.run.health.of_slot(Slot(1)).map(|health| health.faults), Some(1));
     assert_eq!(cordoned(&tells(&mut run, 1, 2)), [1]);
 }
 
@@ -60,7 +60,7 @@ fn a_fault_that_is_told_again_to_the_next_coordinator_counts_once() {
     mortal.reopen(0);
     mortal.reopen(1);
     assert_eq!(cordoned(&mortal.keep(|run| tells(run, 1, 1))), [0u32; 0]);
-    assert_eq!(mortal.run.machine.run.health.of(Slot(1)).map(|health| health.faults), Some(1));
+    assert_eq!(mortal.run.machine.run.health.of_slot(Slot(1)).map(|health| health.faults), Some(1));
     assert_eq!(cordoned(&mortal.keep(|run| tells(run, 1, 2))), [1]);
 }
 
@@ -158,7 +158,7 @@ fn another_launcher_begins_anew_and_a_coordinator_that_was_killed_does_not() {
     let mut take = |actions: Vec<Action>| {
         for action in actions {
             if let Action::Record(record) = action {
-                past.take(&record);
+                past.add_record(&record);
             }
         }
     };

@@ -49,7 +49,7 @@ impl Mortal {
         let actions = act(&mut self.run);
         for action in &actions {
             if let Action::Record(record) = action {
-                self.past.take(record);
+                self.past.add_record(record);
             }
         }
         actions

@@ -283,7 +283,7 @@ proptest! {
             prop_assert_eq!(invariants::violated(&run.machine), None);
             for action in &actions {
                 if let Action::Record(record) = action {
-                    past.take(record);
+                    past.add_record(record);
                 }
                 match action {
                     Action::Record(Record::Step(step)) => {

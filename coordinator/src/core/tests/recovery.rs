@@ -164,8 +164,14 @@ fn a_complete_checkpoint_proves_steps_whose_reports_are_gone() {
     run.kill(0);
     run.replace(0, 1);
     run.replace(1, 1);
-    run.start_all(2, 12, StateSource::Checkpoint);
+    let actions = run.start_all(2, 12, StateSource::Checkpoint);
     assert_eq!((run.committed(), run.phase()), (12, RunPhase::Starting));
+    let proven = |action: &Action| match action {
+        Action::Record(Record::Step(step)) => Some((step.step.0, step.generation.0, step.world)),
+        _ => None,
+    };
+    // An earlier generation than the last may have taken them, which nobody has heard of.
+    assert_eq!(actions.iter().filter_map(proven).collect::<Vec<_>>(), [(10, 2, 0), (11, 2, 0)]);
 }
 
 #[test]

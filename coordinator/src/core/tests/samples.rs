@@ -90,7 +90,7 @@ fn a_failed_sample_is_remembered_over_a_restart() {
     let mut past = Past::default();
     for action in run.fail_sample(0, bad(3)) {
         if let Action::Record(record) = action {
-            past.take(&record);
+            past.add_record(&record);
         }
     }
     assert_eq!(past.quarantine.left_out().collect::<Vec<_>>(), [&bad(3).row]);
@@ -220,7 +220,7 @@ fn a_sample_that_is_reported_again_to_a_restarted_coordinator_is_no_second_failu
     let mut keep = |actions: Vec<Action>| {
         actions.iter().for_each(|action| {
             if let Action::Record(record) = action {
-                past.take(record);
+                past.add_record(record);
             }
         });
         past.clone()

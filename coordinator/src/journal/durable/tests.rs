@@ -117,7 +117,7 @@ fn the_tables_add_up_as_the_records_do() {
     let (mut journal, mut past) = open(directory.path(), Life::Again);
     for record in records() {
         journal.append(std::slice::from_ref(&record)).expect("a disk");
-        past.take(&record);
+        past.add_record(&record);
     }
     drop(journal);
     let (_, found) = open(directory.path(), Life::Restarted);
@@ -141,11 +141,11 @@ fn of_the_feature_cache_no_more_is_kept_than_the_machine_keeps() {
     for number in 1..=GENERATIONS_KEPT as u64 + 5 {
         let entry = GenerationEntry::new(number, Step(number), None);
         let record = Record::CacheGeneration(Box::new(entry));
-        past.take(&record);
+        past.add_record(&record);
         journal.append(&[record]).expect("a disk");
     }
     for step in 0..=MAX_CACHE_PHASES as u64 {
-        past.take(&Record::CachePhase(begun(step)));
+        past.add_record(&Record::CachePhase(begun(step)));
     }
     assert_eq!((past.caches.len(), past.cache_phases.len()), (GENERATIONS_KEPT, MAX_CACHE_PHASES));
     drop(journal);
@@ -157,9 +157,9 @@ fn memberships_of_long_ago_are_forgotten() {
     let mut past = Past::default();
     let rows = MAX_GENERATIONS_KEPT as u64 + 5;
     for generation in (1..=rows).map(Generation) {
-        past.take(&Record::Generation { generation, members: members(1) });
+        past.add_record(&Record::Generation { generation, members: members(1) });
         if generation.0 % 2 == 1 {
-            past.take(&Record::Started { generation, first_step: Step(0), source: StateSource::Fresh });
+            past.add_record(&Record::Started { generation, first_step: Step(0), source: StateSource::Fresh });
         }
     }
     assert_eq!(past.generations.len(), MAX_GENERATIONS_KEPT);

@@ -74,7 +74,7 @@ impl World {
         let untold = self.coordinator.recording.take().map(|untold| untold.records).unwrap_or_default();
         let told = self.coordinator.past.clone();
         let mut all = told.clone();
-        untold.iter().for_each(|record| all.take(record));
+        untold.iter().for_each(|record| all.add_record(record));
         let begins =
             |past: Past| if life == Life::Again && past.end.is_some() { past.settled() } else { past };
         if begins(told) == *past {
@@ -149,7 +149,7 @@ impl World {
 
     fn recorded(&mut self, Recording { records, actions }: Recording) {
         for record in &records {
-            self.coordinator.past.take(record);
+            self.coordinator.past.add_record(record);
             self.learn(record);
         }
         for action in actions {

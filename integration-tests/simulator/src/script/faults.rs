@@ -177,8 +177,8 @@ impl fmt::Display for Fault {
             Kind::Kill => write!(f, "rank {rank} is killed"),
             Kind::Freeze => write!(f, "rank {rank} is frozen for {for_s:.1} s"),
             Kind::Hang => match self.phase {
-                Some(place) => write!(f, "rank {rank} will stand still in {}", place.phase()),
-                None => write!(f, "rank {rank} stands still"),
+                Some(place) => write!(f, "rank {rank} will hang in {}", place.phase()),
+                None => write!(f, "rank {rank} hangs"),
             },
             Kind::Drain => write!(f, "node {node} is drained; it comes back after {for_s:.1} s"),
             Kind::FreezeLauncher => write!(f, "the launcher of node {node} is frozen for {for_s:.1} s"),
@@ -187,10 +187,10 @@ impl fmt::Display for Fault {
             Kind::Slip => write!(f, "rank {rank} has computed something wrong"),
             Kind::Broken => write!(f, "rank {rank} computes wrong results, and ends"),
             Kind::Partition => write!(f, "rank {rank} cannot reach the coordinator for {for_s:.1} s"),
-            Kind::RebuildCache => write!(f, "a version of the features is asked for"),
+            Kind::RebuildCache => write!(f, "a new version of the cached features is requested"),
             Kind::CutLine => write!(f, "rank {rank}'s stream to the coordinator breaks"),
             Kind::CutRing => write!(f, "rank {rank}'s connection to its neighbour breaks"),
-            Kind::StopMachine => write!(f, "the machine of node {node} stands still for {for_s:.1} s"),
+            Kind::StopMachine => write!(f, "the machine of node {node} is frozen for {for_s:.1} s"),
             Kind::CutMachine => write!(f, "the machine of node {node} is cut off for {for_s:.1} s"),
             Kind::Flood => write!(f, "{factor:.0} connections only read for {for_s:.1} s"),
             Kind::UpgradeLauncher => {
@@ -205,13 +205,15 @@ impl fmt::Display for Fault {
             Kind::ReadOnlyDisk => write!(f, "the disk cannot be written for {for_s:.1} s"),
             Kind::SlowDisk => write!(f, "the disk is slow for {for_s:.1} s"),
             Kind::FailedSync => write!(f, "the disk fails to sync, once"),
-            Kind::LyingSync => write!(f, "the disk says for {for_s:.1} s that it has what it has not"),
+            Kind::LyingSync => write!(f, "the disk confirms writes for {for_s:.1} s without keeping them"),
             Kind::LostWrite => write!(f, "the disk loses a write"),
             Kind::MisdirectedWrite => write!(f, "the disk writes to another place, once"),
             Kind::DamagedCheckpoint => write!(f, "the newest checkpoint is damaged"),
-            Kind::KillCoordinator => write!(f, "the coordinator is killed; another comes after {for_s:.1} s"),
+            Kind::KillCoordinator => {
+                write!(f, "the coordinator is killed; a new one starts after {for_s:.1} s")
+            }
             Kind::KillLauncher => {
-                write!(f, "the launcher of node {node} is killed; another comes after {for_s:.1} s")
+                write!(f, "the launcher of node {node} is killed; a new one starts after {for_s:.1} s")
             }
         }
     }

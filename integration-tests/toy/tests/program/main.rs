@@ -8,6 +8,7 @@ mod numbers;
 #[path = "../../../processes/support/processes.rs"]
 #[allow(dead_code)]
 mod processes;
+mod reading;
 mod refusals;
 mod sick;
 mod support;

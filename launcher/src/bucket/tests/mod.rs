@@ -170,13 +170,13 @@ fn spec(seed: u64) -> RunSpec {
 fn entry(bytes: &[u8]) -> FileEntry {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
-    FileEntry::of(file.path()).unwrap()
+    FileEntry::describe(file.path()).unwrap()
 }
 
 fn source(path: &str, content: &str) -> OpenFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(content.as_bytes()).unwrap();
-    let entry = FileEntry::of(file.path()).unwrap();
+    let entry = FileEntry::describe(file.path()).unwrap();
     OpenFile { path: path.to_owned(), file: file.reopen().unwrap(), entry }
 }
 
@@ -192,5 +192,5 @@ fn set(step: u64) -> Vec<OpenFile> {
 }
 
 fn take(fake: &Fake, launcher: &str) -> Owner {
-    Owner::take(Box::new(fake.clone()), AT, &spec(7), launcher).unwrap()
+    Owner::claim(Box::new(fake.clone()), AT, &spec(7), launcher).unwrap()
 }

@@ -8,7 +8,7 @@ use crate::bucket::error::BucketError;
 fn launch(fake: &Fake) -> (Vec<u64>, Result<(), BucketError>) {
     let mut kept = Vec::new();
     let mut go = || {
-        let mut owner = Owner::take(Box::new(fake.clone()), AT, &spec(7), "here")?;
+        let mut owner = Owner::claim(Box::new(fake.clone()), AT, &spec(7), "here")?;
         for step in [10, 20, 30] {
             owner.keep(step, &set(step), 2)?;
             kept.push(step);
@@ -141,7 +141,7 @@ fn a_set_whose_index_was_written_without_an_answer_is_kept_by_the_next_try_and_g
 fn a_server_that_knows_no_conditions_is_refused() {
     let fake = Fake::default();
     fake.state().heedless = true;
-    let refused = Owner::take(Box::new(fake), AT, &spec(7), "here").err().unwrap().to_string();
+    let refused = Owner::claim(Box::new(fake), AT, &spec(7), "here").err().unwrap().to_string();
     assert!(refused.contains(AT) && refused.contains("If-None-Match"), "{refused}");
 }
 
@@ -149,14 +149,14 @@ fn a_server_that_knows_no_conditions_is_refused() {
 fn another_run_is_refused_with_what_differs_and_so_is_what_is_no_index() {
     let fake = Fake::default();
     take(&fake, "here").keep(10, &set(10), 1).unwrap();
-    let refused = Owner::take(Box::new(fake.clone()), AT, &spec(8), "there").err().unwrap().to_string();
+    let refused = Owner::claim(Box::new(fake.clone()), AT, &spec(8), "there").err().unwrap().to_string();
     assert!(
         refused.contains("holds another run, quick, after step 10") && refused.contains("run.seed"),
         "{refused}"
     );
     for (bytes, expected) in [(&b"{}"[..], "missing field"), (b"\xff", "expected value")] {
         fake.state().put(INDEX, bytes.to_vec());
-        let refused = Owner::take(Box::new(fake.clone()), AT, &spec(7), "there").err().unwrap().to_string();
+        let refused = Owner::claim(Box::new(fake.clone()), AT, &spec(7), "there").err().unwrap().to_string();
         assert!(refused.contains(expected) && refused.contains("an address of its own"), "{refused}");
     }
 }

@@ -11,7 +11,7 @@ use coxswain_task::{Samples, StarterJob};
 use super::progress::Progress;
 use crate::{
     commands::spec_args::{choice, of_file},
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{findings, say},
     tasks::tasks,
 };
@@ -49,11 +49,11 @@ pub fn execute(args: &DataCheckArgs) -> Outcome {
         false => of_set(args)?,
     };
     let is_bad = errors > 0 || (args.strict && all > 0);
-    if is_bad { Err(Failed::silent(Exit::BadInput)) } else { Ok(()) }
+    if is_bad { Err(CliError::silent(Exit::BadInput)) } else { Ok(()) }
 }
 
 /// Checks a LeRobot data set; how many errors it has, and findings of any kind.
-fn of_set(args: &DataCheckArgs) -> Result<(usize, usize), Failed> {
+fn of_set(args: &DataCheckArgs) -> Result<(usize, usize), CliError> {
     refuse_other_data(&args.data)?;
     let bar = Progress::new("episodes");
     let frames = if args.every_frame { Frames::Every } else { Frames::Few };
@@ -67,7 +67,7 @@ fn of_set(args: &DataCheckArgs) -> Result<(usize, usize), Failed> {
 }
 
 /// Reads the samples of a run; the same.
-fn of_run(args: &DataCheckArgs) -> Result<(usize, usize), Failed> {
+fn of_run(args: &DataCheckArgs) -> Result<(usize, usize), CliError> {
     let changes: Vec<_> = args.overrides.iter().cloned().chain(args.section.as_deref().map(choice)).collect();
     let spec = of_file(&args.data, &changes)?;
     let report = look(&spec, args.every_frame)?;
@@ -78,8 +78,8 @@ fn of_run(args: &DataCheckArgs) -> Result<(usize, usize), Failed> {
     Ok((report.count(Severity::Error), report.findings.len()))
 }
 
-fn look(spec: &RunSpec, every: bool) -> Result<SampleReport, Failed> {
-    let task = tasks().of(spec).map_err(|unknown| Failed::new(Exit::BadInput, unknown))?;
+fn look(spec: &RunSpec, every: bool) -> Result<SampleReport, CliError> {
+    let task = tasks().of(spec).map_err(|unknown| CliError::new(Exit::BadInput, unknown))?;
     let path = Path::new(&spec.data.path);
     let faults = task.faults(spec);
     if !faults.is_empty() {
@@ -120,7 +120,7 @@ fn refuse_other_data(data: &Path) -> Outcome {
     }
     let job = StarterJob { data, model: None, backbone: None, micro_batch: None, asked: false };
     match tasks().cpu.iter().find(|task| task.starter(&job).is_some_and(|found| found.is_ok())) {
-        Some(task) if task.data_keys().is_empty() => Err(Failed::usage(format_args!(
+        Some(task) if task.data_keys().is_empty() => Err(CliError::usage(format_args!(
             "{0}: data for task {1}, whose format is described by a run file: write one with `cox init {2} --out my.yaml`, then \
              `cox data check my.yaml`",
             data.display(),

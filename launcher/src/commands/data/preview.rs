@@ -8,7 +8,7 @@ use coxswain_survey::{episode, sheet};
 
 use crate::{
     commands::spec_args::SpecArgs,
-    exit::{Failed, Outcome},
+    exit::{CliError, Outcome},
     render::say,
     tasks::tasks,
 };
@@ -37,22 +37,22 @@ pub struct PreviewArgs {
 pub fn execute(args: &PreviewArgs) -> Outcome {
     let frames = usize::from(args.frames);
     let preview = if args.of.is_dir() || place::is_remote(&args.of) {
-        episode(&args.of, args.episode, frames).map_err(Failed::bad_input)?
+        episode(&args.of, args.episode, frames).map_err(CliError::bad_input)?
     } else {
         let (config, overrides) = (args.of.clone(), args.overrides.clone());
         // A section is chosen by `section=NAME` among the overrides.
         let spec = SpecArgs { config, overrides, section: None, auto_batch_size: false }.load()?;
-        let task = tasks().of(&spec).map_err(Failed::bad_input)?;
+        let task = tasks().of(&spec).map_err(CliError::bad_input)?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
-            Failed::usage(format_args!(
+            CliError::usage(format_args!(
                 "{}: samples of task {} have no episodes",
                 args.of.display(),
                 task.name()
             ))
         })?;
-        preview.map_err(Failed::bad_input)?
+        preview.map_err(CliError::bad_input)?
     };
-    let unwritten = |error| Failed::usage(format_args!("{}: cannot write: {error}", args.out.display()));
+    let unwritten = |error| CliError::usage(format_args!("{}: cannot write: {error}", args.out.display()));
     std::fs::write(&args.out, sheet(&preview)).map_err(unwritten)?;
     say(format_args!("{}: {}", args.out.display(), preview.title));
     Ok(())

@@ -7,7 +7,7 @@ use coxswain_survey::{Job, MissingStats, StatsOutcome, fill};
 
 use super::progress::Progress;
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::say,
 };
 
@@ -30,7 +30,7 @@ pub fn execute(args: &StatsArgs) -> Outcome {
     let bar = Progress::new("episodes");
     let progress = |done, all| bar.show(done, all);
     let job = Job { dir: &args.dir, anew: args.anew, force: args.force, progress: &progress };
-    let filled = fill(&job).map_err(|error| Failed::new(Exit::BadInput, error))?;
+    let filled = fill(&job).map_err(|error| CliError::new(Exit::BadInput, error))?;
     drop(bar);
     let Some(StatsOutcome { path, beside, computed }) = filled else {
         say(format_args!("{}: no statistic is missing", args.dir.display()));

@@ -6,7 +6,7 @@ use coxswain_proto::{run_spec::RunSpec, v1::RunPhase};
 
 use crate::{
     commands::ending,
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::summary,
     supervise::{
         console::{Console, Terminal},
@@ -51,7 +51,7 @@ impl LaunchConclusion<'_> {
                 if hosting {
                     ending::leave_page(&self.spec.run.output_dir, self.terminal).await;
                 }
-                Err(Failed::silent(exit))
+                Err(CliError::silent(exit))
             }
         }
     }

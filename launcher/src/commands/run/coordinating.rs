@@ -21,7 +21,7 @@ use crate::{
     bucket::{self, Owner, UploadJob, Uploader},
     credentials::OfLaunch,
     endpoint::{self, PublishedEndpoint},
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::{inputs::process_env, machine::LocalMachine, plan::Plan, rendezvous},
     supervise::{
         child::{Program, this_program},
@@ -73,7 +73,7 @@ impl CoordinatorSetup<'_> {
     }
 
     /// Starts the coordinator of this launch.
-    pub fn begin(&self, listener: TcpListener, port: u16) -> Result<Host, Failed> {
+    pub fn begin(&self, listener: TcpListener, port: u16) -> Result<Host, CliError> {
         self.refuse_without_tls(&listener)?;
         let address = self.plan.coordinator(port);
         let published = PublishedEndpoint::write(self.output_dir(), &address.to_string())?;
@@ -93,11 +93,11 @@ impl CoordinatorSetup<'_> {
 
     /// Starts a coordinator in place of the one with the claim `last`, whose machine is gone. Nothing if
     /// another launcher was faster.
-    pub fn take_over(&self, last: &Claim) -> Result<Option<Host>, Failed> {
+    pub fn take_over(&self, last: &Claim) -> Result<Option<Host>, CliError> {
         let listener = rendezvous::listen_instead(self.plan)
-            .map_err(|error| Failed::new(Exit::Rendezvous, format!("cannot listen: {error}")))?;
+            .map_err(|error| CliError::new(Exit::Rendezvous, format!("cannot listen: {error}")))?;
         self.refuse_without_tls(&listener)?;
-        let port = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?.port();
+        let port = listener.local_addr().map_err(|error| CliError::new(Exit::Internal, error))?.port();
         let host = rendezvous::local_addr(self.plan, self.machine, port);
         let address = Address::of(&host, port).plaintext(self.plan.speech.plaintext).to_string();
         // What a full disk refuses is refused before the role is claimed.
@@ -130,7 +130,7 @@ impl CoordinatorSetup<'_> {
             terminal: Arc::clone(self.terminal),
             superseded: self.superseded.clone(),
         };
-        let uploader = Uploader::start(of, owner).map_err(|error| Failed::new(Exit::Internal, error))?;
+        let uploader = Uploader::start(of, owner).map_err(|error| CliError::new(Exit::Internal, error))?;
         if let Some(signs) = self.signs.borrow_mut().as_mut() {
             signs.uploader = Some(Rc::new(uploader));
         }
@@ -154,7 +154,7 @@ impl CoordinatorSetup<'_> {
         published: PublishedEndpoint,
         claim: Option<&Claim>,
         mut flags: Vec<String>,
-    ) -> Result<Host, Failed> {
+    ) -> Result<Host, CliError> {
         flags.extend(claim.map(|claim| format!("--claim={}", claim.number)));
         let args = [self.arguments()?, flags].concat();
         let program = Program { path: this_program()?, args, env: self.credentials.variables() };
@@ -168,9 +168,10 @@ impl CoordinatorSetup<'_> {
                 let _ = superseded.blocking_send(ROLE_TAKEN.to_owned());
             })
         };
-        let held = claim.map(hold).transpose().map_err(|error| Failed::new(Exit::Internal, error))?;
-        let host = Host::start(HostConfig { program, listener, log_dir, console })
-            .map_err(|error| Failed::new(Exit::Internal, format!("cannot start the coordinator: {error}")))?;
+        let held = claim.map(hold).transpose().map_err(|error| CliError::new(Exit::Internal, error))?;
+        let host = Host::start(HostConfig { program, listener, log_dir, console }).map_err(|error| {
+            CliError::new(Exit::Internal, format!("cannot start the coordinator: {error}"))
+        })?;
         *self.signs.borrow_mut() = Some(Signs { _published: published, _held: held, uploader: None });
         Ok(host)
     }
@@ -178,14 +179,14 @@ impl CoordinatorSetup<'_> {
     /// What the coordinator would refuse, before it is started.
     fn refuse_without_tls(&self, listener: &TcpListener) -> Outcome {
         let plan = self.plan;
-        let address = listener.local_addr().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let address = listener.local_addr().map_err(|error| CliError::new(Exit::Internal, error))?;
         let door = Door::new(&self.credentials.credentials, plan.speech.plaintext)?;
         door.check(address).map_err(|problem| {
-            Failed::usage(format!("{}: it can be reached from other machines: {problem}", plan.endpoint))
+            CliError::usage(format!("{}: other machines can reach this address: {problem}", plan.endpoint))
         })
     }
 
-    fn arguments(&self) -> Result<Vec<String>, Failed> {
+    fn arguments(&self) -> Result<Vec<String>, CliError> {
         let (spec, plan) = (self.keep_spec()?, self.plan);
         let mut args = vec!["coordinator".to_owned(), spec.display().to_string()];
         args.extend(self.log.as_args());
@@ -207,11 +208,11 @@ impl CoordinatorSetup<'_> {
 
     /// Writes down the run as it was launched. Every coordinator of this launch reads that: the user's file
     /// may be edited meanwhile.
-    fn keep_spec(&self) -> Result<PathBuf, Failed> {
+    fn keep_spec(&self) -> Result<PathBuf, CliError> {
         let path = self.plan.output.log_dir.join(endpoint::SPEC_FILE);
         let document = RunSpecDocument::from(self.spec);
         replace(&path, |path| std::fs::write(path, document.json))
-            .map_err(|error| Failed::usage(format!("{}: {error}", path.display())))?;
+            .map_err(|error| CliError::usage(format!("{}: {error}", path.display())))?;
         Ok(path)
     }
 
@@ -223,8 +224,8 @@ impl CoordinatorSetup<'_> {
         Path::new(&self.spec.run.output_dir)
     }
 
-    fn unannounced(&self, error: &std::io::Error) -> Failed {
-        Failed::usage(format!(
+    fn unannounced(&self, error: &std::io::Error) -> CliError {
+        CliError::usage(format!(
             "{}: cannot write the coordinator's address: {error}",
             self.claims().directory().display()
         ))

@@ -12,7 +12,7 @@ use crate::{
     bucket::{BucketError, BucketPlace, Record, Uploader},
     clock,
     commands::spec_args::{launched_before, pin_as},
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     launch::plan::{Hosting, Plan},
     supervise::{
         console::{Console, Terminal},
@@ -22,7 +22,7 @@ use crate::{
 
 /// Finds the run's pretrained model, after a launch elsewhere that is to be gone on with as it was; returns
 /// what its bucket has, if it may be this launcher's to bring that.
-pub fn pin(spec: &mut RunSpec, plan: &Plan) -> Result<Option<BucketPlace>, Failed> {
+pub fn pin(spec: &mut RunSpec, plan: &Plan) -> Result<Option<BucketPlace>, CliError> {
     let place = match plan.hosting {
         Hosting::No => None,
         Hosting::Yes | Hosting::IfFree => BucketPlace::look(spec)?,
@@ -51,9 +51,9 @@ impl KeptEnd<'_> {
     pub async fn keep(&self, uploader: &Uploader) -> Outcome {
         let mut until = self.signalled.map(|(at, _)| at + self.patience);
         let first = self.signalled.map(|(_, first)| first);
-        let mut signals = signals::catch().map_err(|error| Failed::new(Exit::Internal, error))?;
+        let mut signals = signals::catch().map_err(|error| CliError::new(Exit::Internal, error))?;
         let mut finishing = pin!(uploader.finish());
-        let internal = |why: String| Failed::new(Exit::Internal, why);
+        let internal = |why: String| CliError::new(Exit::Internal, why);
         let failed = loop {
             tokio::select! {
                 kept = &mut finishing => match kept {
@@ -70,12 +70,12 @@ impl KeptEnd<'_> {
         };
         let why = failed.message.unwrap_or_default();
         let output = &self.spec.run.output_dir;
-        let step = Record::read(Path::new(output)).and_then(|record| record.step);
+        let step = Record::load(Path::new(output)).and_then(|record| record.step);
         let there = step
             .map_or("the bucket has nothing of it".to_owned(), |step| format!("the bucket has step {step}"));
         self.terminal
             .line(&format!("the run's last state is in {output}, but not in its bucket; {there}: {why}"));
-        Err(Failed::silent(failed.exit))
+        Err(CliError::silent(failed.exit))
     }
 }
 

@@ -17,17 +17,18 @@ use coxswain_worker::{
 };
 
 use crate::{
-    exit::{Exit, Failed, Outcome},
+    exit::{CliError, Exit, Outcome},
     render::{say, summary},
     supervise::signals,
 };
 
 /// Trains to the end, or to the checkpoint after the first signal.
 pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
-    let failed = |failure: TrainerFailure| Failed::new(Exit::of_failure(failure.kind), failure.message);
+    let failed = |failure: TrainerFailure| CliError::new(Exit::of_failure(failure.kind), failure.message);
     let signal = catch_signal()?;
     let facts = trainer.open(spec).map_err(failed)?;
-    let plan = coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(Failed::usage)?;
+    let plan =
+        coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(CliError::usage)?;
     let (first_step, decided) = first_step(spec)?;
     let link = LoggingLink {
         solo: SoloLink::new(first_step).with_cache(&spec.cache, &plan, decided),
@@ -47,34 +48,34 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
                 say(summary::of_run(Path::new(&spec.run.output_dir), true).trim_end());
                 Ok(())
             }
-            number => Err(Failed::silent(Exit::Signal(number))),
+            number => Err(CliError::silent(Exit::Signal(number))),
         },
-        TrainerOutcome::Aborted(reason) => Err(Failed::new(Exit::Internal, reason)),
+        TrainerOutcome::Aborted(reason) => Err(CliError::new(Exit::Internal, reason)),
         TrainerOutcome::Failed(failure) => Err(failed(failure)),
     }
 }
 
 /// Where the newest complete checkpoint says that training goes on, and what it remembers of kept features.
-fn first_step(spec: &RunSpec) -> Result<(Step, Option<CacheDecision>), Failed> {
+fn first_step(spec: &RunSpec) -> Result<(Step, Option<CacheDecision>), CliError> {
     let output = Path::new(&spec.run.output_dir);
     if !spec.train.resume {
-        coxswain_coordinator::set_aside(output).map_err(|error| Failed::new(Exit::Internal, error))?;
+        coxswain_coordinator::set_aside(output).map_err(|error| CliError::new(Exit::Internal, error))?;
         return Ok((Step(0), None));
     }
     let complete = Store::new(output).complete();
-    let newest = complete.map_err(|error| Failed::new(Exit::BadInput, error))?.pop();
+    let newest = complete.map_err(|error| CliError::new(Exit::BadInput, error))?.pop();
     Ok(newest.map_or((Step(0), None), |found| (Step(found.manifest.step), found.manifest.cache_phase)))
 }
 
 /// The first signal that arrives, 0 until then; the second ends the process.
-fn catch_signal() -> Result<Arc<AtomicI32>, Failed> {
+fn catch_signal() -> Result<Arc<AtomicI32>, CliError> {
     let caught = Arc::new(AtomicI32::new(0));
     let seen = Arc::clone(&caught);
     let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failed::internal)?;
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CliError::internal)?;
     let mut signals = {
         let _inside = runtime.enter();
-        signals::catch().map_err(Failed::internal)?
+        signals::catch().map_err(CliError::internal)?
     };
     std::thread::spawn(move || {
         runtime.block_on(async {

@@ -62,8 +62,8 @@ fn alone_it_is_one_worker_with_a_coordinator_on_a_free_loopback_port() {
     assert_eq!(plan.endpoint.to_string(), "127.0.0.1:0");
     assert_eq!(plan.hosting, Hosting::Yes);
     assert_eq!(plan.output.log_dir, Path::new("runs/a/logs"));
-    assert_eq!(plan.output.redirects.of(0), Streams::BOTH);
-    assert_eq!(plan.output.tee.of(0), Streams::NONE);
+    assert_eq!(plan.output.redirects.streams(0), Streams::BOTH);
+    assert_eq!(plan.output.tee.streams(0), Streams::NONE);
     assert_eq!(plan.shutdown_timeout, Duration::from_secs(30));
 }
 

@@ -29,17 +29,17 @@ pub(super) fn loss(run: &ReportedRun) -> Option<Html> {
         vec![figure("Training loss", names, Chart { curves, x: Unit::Steps, ..Chart::default() })];
     // Parts of measures have a section of their own.
     let measures = run.tags("eval/").into_iter().filter(|(_, name)| !name.contains('/'));
-    figures.extend(measures.map(|(tag, name)| held_out(run, &tag, &name)));
+    figures.extend(measures.map(|(_, name)| held_out(run, &name)));
     figures.push(together(run, "Learning rate", "lr/"));
     figures.push(together(run, "Norm of the gradient", "grad_norm/"));
     section("Learning", charts(figures))
 }
 
 /// A measure over the steps at which it was taken, with that of the weights' average where there is one.
-fn held_out(run: &ReportedRun, tag: &str, name: &str) -> Html {
+fn held_out(run: &ReportedRun, name: &str) -> Html {
     let averaged = run.series(&format!("eval/ema/{name}"));
     let names: &[_] = if averaged.is_empty() { &[] } else { &[(1, "weights"), (2, "their average")] };
-    let curves = [run.series(tag), averaged].into_iter().zip(1..);
+    let curves = [run.held_out(name), averaged].into_iter().zip(1..);
     let curves =
         curves.map(|(points, colour)| PlotCurve { colour, points, marked: true, ..PlotCurve::default() });
     let chart = Chart { curves: curves.collect(), x: Unit::Steps, ..Chart::default() };

@@ -30,8 +30,8 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
     let mut html = Html::new();
     if !measures.is_empty() {
         html.element("p", "legend", |html| {
-            html.push(Html::of("span", "s7", "before training"));
-            html.push(Html::of("span", "s1", "after"));
+            html.push(Html::with_text("span", "s7", "before training"));
+            html.push(Html::with_text("span", "s1", "after"));
         });
     }
     for (measure, parts) in &measures {
@@ -41,7 +41,7 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
             if !measure.is_empty() || parts.len() > SHORT {
                 html.element(title, "", |html| html.text(measure));
             }
-            html.table(&["of", "before#", "after#", ""], &rows(parts));
+            html.table(&["part", "before#", "after#", ""], &rows(parts));
         });
     }
     section("Held-out measures by part", html)

@@ -71,8 +71,8 @@ fn categories(memory: &Value) -> Html {
     ));
     html.element("p", "legend", |html| {
         html.text("rank 0 in steps: ");
-        html.push(Html::of("span", "s0", "predicted"));
-        html.push(Html::of("span", "s1", "measured"));
+        html.push(Html::with_text("span", "s0", "predicted"));
+        html.push(Html::with_text("span", "s1", "measured"));
     });
     html.table(&["category", "predicted#", "measured#", "error#", ""], &rows);
     html

@@ -108,7 +108,7 @@ pub(super) fn lead(run: &ReportedRun) -> Html {
         [machine] => Some(format!("on {machine}")),
         machines => Some(format!("on {} machines", machines.len())),
     };
-    let begun = run.story.begun.as_ref().map(|begun| format!("began {begun}"));
+    let begun = run.story.begun.as_ref().map(|begun| format!("started {begun}"));
     let parts = [known(&["task", "type"]), known(&["model", "path"]), data, begun, machines];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     let mut html = Html::new();
@@ -156,7 +156,7 @@ pub(super) fn what_ran(run: &ReportedRun) -> Option<Html> {
     rows.push(["directory".to_owned(), run.dir.dir.display().to_string()]);
     let data = run.records().map(|records| records.data.clone()).filter(|data| !data.is_empty());
     rows.extend(data.map(|data| ["data digest".to_owned(), data]));
-    rows.extend(run.story.begun.clone().map(|begun| ["begun".to_owned(), begun]));
+    rows.extend(run.story.begun.clone().map(|begun| ["started".to_owned(), begun]));
     let hosts = run.story.machines();
     if !hosts.is_empty() {
         rows.push(["machines".to_owned(), hosts.join(", ")]);

@@ -36,8 +36,8 @@ pub(super) fn samples(run: &ReportedRun) -> Option<Html> {
         }
         // Pictures say by their names what they are.
         if list(&run.samples, "samples").any(has_pairs) {
-            html.push(Html::of("span", "s7", "reference"));
-            html.push(Html::of("span", "s1", "predicted"));
+            html.push(Html::with_text("span", "s7", "reference"));
+            html.push(Html::with_text("span", "s1", "predicted"));
         }
     });
     whole.push(html);

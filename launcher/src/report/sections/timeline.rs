@@ -82,8 +82,11 @@ fn events(run: &ReportedRun) -> Html {
         let begin = run.story.events.iter().find_map(|event| event.unix_seconds);
         let row = |event: &crate::report::story::StoryEvent| {
             let after = event.unix_seconds.zip(begin).map(|(at, begin)| human::seconds(at - begin));
-            let text =
-                if event.warns { Html::of("b", "warn", &event.text) } else { event.text.as_str().into() };
+            let text = if event.warns {
+                Html::with_text("b", "warn", &event.text)
+            } else {
+                event.text.as_str().into()
+            };
             vec![
                 event.time.as_str().into(),
                 after.unwrap_or_default().into(),

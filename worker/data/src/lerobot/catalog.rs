@@ -24,7 +24,7 @@ use crate::{
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Its first eight bytes, which key the order of samples.
+    /// First eight bytes, which key the order of samples.
     pub fn word(&self) -> u64 {
         u64::from_le_bytes(self.0[..8].try_into().expect("32 bytes hold 8"))
     }
@@ -75,7 +75,7 @@ impl Catalog {
         let (tasks, stats, stats_path) = match info.version {
             Version::V3_0 => {
                 let path = root.join("meta/stats.json");
-                (tasks::read_parquet(&info.tasks_path())?, Stats::read(&path)?, path)
+                (tasks::read_parquet(&info.tasks_path())?, Stats::read_file(&path)?, path)
             }
             Version::V2_1 | Version::V2_0 => {
                 let (stats, path) = stats_of_v2(root, info.version)?;
@@ -167,7 +167,7 @@ fn stats_of_v2(root: &Path, version: Version) -> Result<(Option<Stats>, PathBuf)
     {
         return Ok((Some(stats), of_each));
     }
-    match Stats::read(&of_all)? {
+    match Stats::read_file(&of_all)? {
         None if version == Version::V2_1 => Ok((None, of_each)),
         stats => Ok((stats, of_all)),
     }

@@ -29,7 +29,7 @@ pub enum Misfit {
     Length {
         /// Which of the value's axes it is.
         axis: usize,
-        /// Its elements.
+        /// Elements.
         found: usize,
         /// Those that it should have.
         wanted: usize,
@@ -70,20 +70,23 @@ impl From<ParquetError> for ColumnFault {
 /// What stands for an integer that is missing: no episode, frame or task has this number.
 pub const NO_INTEGER: i64 = i64::MIN;
 
+/// What helps where a column is of another type than its feature.
+const REMEDY: &str = "; record the feature as info.json has it, or correct info.json";
+
 /// All rows of `column` as `rows * product(shape)` numbers, NaN in those that have another shape, which are
 /// named. A feature of shape `[1]` may be stored without a list.
 pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<RowFault>), ColumnFault> {
     let (stored, wrong) = (stored(column.descriptor()), ColumnFault::Column);
     let Some(lists) = Lists::of(column.root()) else {
-        return Err(wrong(format!("stored as groups of {stored}, info.json says shape {shape:?}")));
+        return Err(wrong(format!("stored as groups of {stored}, info.json says shape {shape:?}{REMEDY}")));
     };
     let depth = lists.with_item.len();
     if depth > shape.len() || shape[depth..].iter().product::<usize>() != 1 {
-        let fault = format!("stored as {stored} in {depth} lists, info.json says shape {shape:?}");
+        let fault = format!("stored as {stored} in {depth} lists, info.json says shape {shape:?}{REMEDY}");
         return Err(wrong(fault));
     }
     let Some(values) = floats(column)? else {
-        return Err(wrong(format!("stored as {stored}, not numbers")));
+        return Err(wrong(format!("stored as {stored}, not numbers{REMEDY}")));
     };
     let (found, rows) = (values.present.len(), column.rows.count);
     if lists.are_whole(&values, &shape[..depth]) {
@@ -103,15 +106,15 @@ fn floats(column: &Column<'_>) -> Result<Option<Values<f32>>, ParquetError> {
         return Ok(None);
     }
     Ok(Some(match column.reader()? {
-        ColumnReader::FloatColumnReader(r) => column.read(r, |v| v)?,
-        ColumnReader::DoubleColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::Int32ColumnReader(r) if unsigned => column.read(r, |v| v as u32 as f32)?,
-        ColumnReader::Int32ColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::Int64ColumnReader(r) if unsigned => column.read(r, |v| v as u64 as f32)?,
-        ColumnReader::Int64ColumnReader(r) => column.read(r, |v| v as f32)?,
-        ColumnReader::BoolColumnReader(r) => column.read(r, |v| f32::from(u8::from(v)))?,
+        ColumnReader::FloatColumnReader(r) => column.read_values(r, |v| v)?,
+        ColumnReader::DoubleColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::Int32ColumnReader(r) if unsigned => column.read_values(r, |v| v as u32 as f32)?,
+        ColumnReader::Int32ColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::Int64ColumnReader(r) if unsigned => column.read_values(r, |v| v as u64 as f32)?,
+        ColumnReader::Int64ColumnReader(r) => column.read_values(r, |v| v as f32)?,
+        ColumnReader::BoolColumnReader(r) => column.read_values(r, |v| f32::from(u8::from(v)))?,
         ColumnReader::FixedLenByteArrayColumnReader(r) if is_half(descriptor) => {
-            column.read(r, |v| half::f16::from_le_bytes([v.data()[0], v.data()[1]]).to_f32())?
+            column.read_values(r, |v| half::f16::from_le_bytes([v.data()[0], v.data()[1]]).to_f32())?
         }
         _ => return Ok(None),
     }))
@@ -120,7 +123,8 @@ fn floats(column: &Column<'_>) -> Result<Option<Values<f32>>, ParquetError> {
 /// All rows of an integer column, [`NO_INTEGER`] in those that are null, which are named.
 pub fn integers(column: &Column<'_>) -> Result<(Vec<i64>, Vec<RowFault>), ColumnFault> {
     let descriptor = column.descriptor();
-    let not_integers = || ColumnFault::Column(format!("stored as {}, not integers", stored(descriptor)));
+    let not_integers =
+        || ColumnFault::Column(format!("stored as {}, not integers{REMEDY}", stored(descriptor)));
     let rows = column.integers()?.ok_or_else(not_integers)?;
     let missing = rows.iter().enumerate().filter(|(_, value)| value.is_none());
     let faults: Vec<_> = missing.map(|(row, _)| RowFault { row, misfit: Misfit::Missing }).collect();

@@ -203,7 +203,7 @@ fn numbered(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
 
 fn read_parquet(path: &Path, out: &mut Vec<EpisodeEntry>) -> Result<(), DataError> {
     const COLUMNS: [&str; 4] = ["episode_index", "length", "data/chunk_index", "data/file_index"];
-    let table = Table::open(path)?;
+    let table = Table::read_footer(path)?;
     let mut columns: [std::vec::IntoIter<u64>; 4] = Default::default();
     for (column, name) in columns.iter_mut().zip(COLUMNS) {
         let invalid = |found: String| DataError::invalid(path, name, found, "restore the metadata");

@@ -48,7 +48,7 @@ pub struct FrameStore {
 }
 
 struct Camera {
-    /// Its place among the videos of the catalog.
+    /// Place among the videos of the catalog.
     table: usize,
     /// Height and width, as `info.json` has them.
     size: (usize, usize),

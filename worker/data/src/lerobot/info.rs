@@ -57,6 +57,11 @@ pub struct Feature {
     pub info: Value,
 }
 
+/// `3 (gripper)`; the number alone where the data set has no names.
+pub fn dimension(dim: usize, names: &[String]) -> String {
+    names.get(dim).map_or_else(|| dim.to_string(), |name| format!("{dim} ({name})"))
+}
+
 impl Feature {
     /// Elements of one frame's value. [`Info::read`] lets no feature pass that has more than can be counted.
     pub fn width(&self) -> usize {
@@ -173,6 +178,9 @@ impl Info {
         if place::bytes(&path)?.is_none() {
             let remedy = match place::is_remote(root) || root.is_dir() {
                 true => "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0".to_owned(),
+                false if root.is_file() => "a LeRobot data set is a directory; other data are looked at by \
+                                            their run file: `cox data check CONFIG`"
+                    .to_owned(),
                 false => {
                     let place = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
                     format!("there is no directory {}: correct data.path", place.display())
@@ -419,6 +427,8 @@ mod tests {
         let error = Info::read(Path::new("no/such")).unwrap_err().to_string();
         let place = std::env::current_dir().unwrap().join("no/such");
         assert!(error.contains(&format!("there is no directory {}: ", place.display())), "{error}");
+        let error = Info::read(Path::new("Cargo.toml")).unwrap_err().to_string();
+        assert!(error.contains("a LeRobot data set is a directory; ") && error.contains("CONFIG"), "{error}");
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl RowStore {
             }
             // Decoded outside the lock: two threads may decode the same window, which is only wasted work.
             let source = self.brought(&window)?;
-            let block = match self.read(&window, &source) {
+            let block = match self.read_window(&window, &source) {
                 Ok(block) => Arc::new(block),
                 Err((_, ColumnFault::TooLarge { rows })) => {
                     let mut narrow = lock(&self.narrow);
@@ -296,7 +296,7 @@ impl RowStore {
     }
 
     /// Failure names the feature.
-    fn read(&self, window: &Window<'_>, source: &Arc<Chunks>) -> Result<Block, (String, ColumnFault)> {
+    fn read_window(&self, window: &Window<'_>, source: &Arc<Chunks>) -> Result<Block, (String, ColumnFault)> {
         let mut block = Block {
             first_row: window.first_row(),
             rows: window.rows,

@@ -36,7 +36,7 @@ pub struct Stats(pub BTreeMap<String, FeatureStats>);
 
 impl Stats {
     /// Reads a `stats.json`; `None` if there is no such file, or nothing in it.
-    pub fn read(path: &Path) -> Result<Option<Self>, DataError> {
+    pub fn read_file(path: &Path) -> Result<Option<Self>, DataError> {
         if place::bytes(path)?.is_none() {
             return Ok(None);
         }

@@ -41,11 +41,11 @@ pub struct Table<'a> {
 
 impl<'a> Table<'a> {
     /// Reads the footer of the file at `path`.
-    pub fn open(path: &'a Path) -> Result<Self, DataError> {
+    pub fn read_footer(path: &'a Path) -> Result<Self, DataError> {
         Ok(Self { path, metadata: footer(path)? })
     }
 
-    /// Its columns' names.
+    /// Columns' names.
     pub fn names(&self) -> Vec<&str> {
         self.metadata.file_metadata().schema().get_fields().iter().map(|field| field.name()).collect()
     }
@@ -323,7 +323,7 @@ impl<'a> Column<'a> {
         self.group.column(self.leaf)
     }
 
-    /// A reader of the column's physical type, for [`Column::read`] and [`Column::each`].
+    /// A reader of the column's physical type, for [`Column::read_values`] and [`Column::each`].
     pub fn reader(&self) -> Result<ColumnReader, ParquetError> {
         let all = usize::try_from(self.group.num_rows())?;
         let pages =
@@ -332,7 +332,7 @@ impl<'a> Column<'a> {
     }
 
     /// All values.
-    pub fn read<T: DataType, V>(
+    pub fn read_values<T: DataType, V>(
         &self,
         mut reader: ColumnReaderImpl<T>,
         convert: impl FnMut(T::T) -> V,
@@ -352,7 +352,7 @@ impl<'a> Column<'a> {
         reader: ColumnReaderImpl<T>,
         convert: impl FnMut(T::T) -> Option<V>,
     ) -> Result<Vec<Option<V>>, ParquetError> {
-        let Values { present, definition, .. } = self.read(reader, convert)?;
+        let Values { present, definition, .. } = self.read_values(reader, convert)?;
         if definition.is_empty() {
             return Ok(present);
         }

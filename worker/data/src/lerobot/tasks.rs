@@ -43,7 +43,7 @@ pub fn read_jsonl(path: &Path) -> Result<Tasks, DataError> {
 
 /// Reads v3.0's parquet: the texts are a pandas index, whose column is called `task` or `__index_level_0__`.
 pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
-    let table = Table::open(path)?;
+    let table = Table::read_footer(path)?;
     let (texts, indices) = (table.texts("task")?, table.integers("task_index")?);
     let (Some(texts), Some(indices)) = (texts, indices) else {
         let found = format!("columns {:?}", table.names());

@@ -38,7 +38,7 @@ pub struct VideoFile {
     pub chunk: u64,
     /// `file_index`, or the episode.
     pub file: u64,
-    /// Its part of `by_file`.
+    /// Part of `by_file`.
     episodes: Range<usize>,
 }
 
@@ -163,7 +163,7 @@ fn column(camera: &str, name: &str) -> String {
 fn read_parquet(dir: &Path, camera: &str) -> Result<Vec<VideoEntry>, DataError> {
     let mut entries = Vec::new();
     for path in parquet_files(dir)? {
-        let table = Table::open(&path)?;
+        let table = Table::read_footer(&path)?;
         let wrong = |name: &str, found: String| DataError::invalid(&path, name, found, RESTORE);
         let numbers = |name: &str| {
             let bad = || wrong(name, "missing, null or not a whole number".into());

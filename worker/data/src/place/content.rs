@@ -6,7 +6,7 @@ use crate::error::DataError;
 
 /// The bytes of a file.
 pub trait Content: Send + Sync {
-    /// Their number, as it was when the file was opened.
+    /// Number, as it was when the file was opened.
     fn len(&self) -> u64;
 
     /// Fills `buffer` from `offset`. Short reads are errors.

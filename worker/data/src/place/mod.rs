@@ -56,7 +56,7 @@ pub trait Remote: Send + Sync {
 /// What is wanted of a file that is to lie on the disk of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its name, right below the address.
+    /// Name, right below the address.
     pub name: String,
     /// So many bytes from its beginning, and of the rest its length alone; all of it if absent.
     pub head: Option<u64>,

@@ -181,7 +181,7 @@ impl Scan<'_> {
     fn extended(&self, content: u64, size: u64) -> Result<Vec<u8>, DataError> {
         if size > LONGEST_NAME {
             let found = format!("an extended header has {size} bytes");
-            return Err(self.refuse(found, "write the shard again, with names of fewer bytes"));
+            return Err(self.refuse(found, "write the shard again, with shorter file names"));
         }
         let mut bytes = vec![0; size as usize];
         self.file.read_exact_at(&mut bytes, content).map_err(DataError::io(self.path, "read"))?;

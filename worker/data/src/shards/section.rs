@@ -21,7 +21,7 @@ impl Section {
         Self { file, start, len, at: 0 }
     }
 
-    /// Its bytes.
+    /// Bytes.
     pub fn len(&self) -> u64 {
         self.len
     }

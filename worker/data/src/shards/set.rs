@@ -35,7 +35,7 @@ struct Member {
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    /// Its first member.
+    /// First member.
     members: u32,
 }
 
@@ -85,7 +85,7 @@ impl Shards {
                     true => Err(DataError::invalid(
                         &path,
                         "(file)",
-                        format!("brings {} members with {} endings", set.members.len(), numbers.len()),
+                        format!("has {} members with {} endings", set.members.len(), numbers.len()),
                         "use fewer shards, or rename files: the part of a name that differs between \
                          samples must come before the first dot",
                     )),
@@ -174,7 +174,7 @@ impl Shards {
     }
 
     /// The content of a member.
-    pub fn read(&self, member: MemberId) -> Result<Vec<u8>, DataError> {
+    pub fn read_member(&self, member: MemberId) -> Result<Vec<u8>, DataError> {
         self.head(member, u64::MAX)
     }
 

@@ -28,7 +28,10 @@ fn fixtures() -> PathBuf {
 /// Ending and digest of every member of a sample, as the golden file has them.
 fn members(shards: &Shards, sample: u64) -> BTreeMap<String, String> {
     let member = |member| {
-        (shards.ending(member).to_owned(), format!("{:08x}", crc32fast::hash(&shards.read(member).unwrap())))
+        (
+            shards.ending(member).to_owned(),
+            format!("{:08x}", crc32fast::hash(&shards.read_member(member).unwrap())),
+        )
     };
     shards.members(sample).map(member).collect()
 }
@@ -134,7 +137,7 @@ fn damage_is_named_with_file_byte_and_remedy() {
     fs::write(&path, &whole).unwrap();
     let opened = Shards::open(&path).unwrap();
     shard(dir.path(), "s.tar", &[("other.txt", b"something else"), ("other.b", &[0; 3000])]);
-    let found = opened.read(opened.with_ending(1, "jpg").unwrap()).unwrap_err().to_string();
+    let found = opened.read_member(opened.with_ending(1, "jpg").unwrap()).unwrap_err().to_string();
     assert!(found.contains("s.tar: byte 2048"), "{found}");
 }
 
@@ -212,7 +215,7 @@ proptest! {
         fs::write(&path, &bytes).unwrap();
         if let Ok(shards) = Shards::open(&path) {
             for member in (0..shards.len()).flat_map(|sample| shards.members(sample)) {
-                let read = shards.read(member).unwrap();
+                let read = shards.read_member(member).unwrap();
                 prop_assert_eq!(read.len() as u64, shards.bytes(member));
             }
         }
@@ -243,7 +246,7 @@ fn hostile_shards_are_refused_or_read_within_their_own_size() {
         fs::write(&path, bytes).unwrap();
         let Ok(shards) = Shards::open(&path) else { return };
         for sample in 0..shards.len() {
-            shards.members(sample).for_each(|member| drop(shards.read(member)));
+            shards.members(sample).for_each(|member| drop(shards.read_member(member)));
         }
     });
 }

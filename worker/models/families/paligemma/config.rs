@@ -43,7 +43,7 @@ fn from_json(path: &Path, json: &Value) -> Result<TowerDecoderSizes, ModelError>
     for key in ["hidden_act", "hidden_activation"] {
         // Gemma's first files say `gelu`, and mean its approximation: Transformers reads them so.
         if let Some(other) = text.str(key)?.filter(|name| !["gelu", "gelu_pytorch_tanh"].contains(name)) {
-            return Err(text.error(key, format!("{other:?}; only \"gelu_pytorch_tanh\" is read here")));
+            return Err(text.error(key, format!("{other:?}; only \"gelu_pytorch_tanh\" is supported")));
         }
     }
     Ok(TowerDecoderSizes {
@@ -62,7 +62,7 @@ fn from_json(path: &Path, json: &Value) -> Result<TowerDecoderSizes, ModelError>
 fn vision(tower: &Fields<'_>) -> Result<SiglipSizes, ModelError> {
     tower.expect_str("hidden_act", "gelu_pytorch_tanh")?;
     if tower.bool("vision_use_head")? == Some(true) {
-        return Err(tower.error("vision_use_head", "true; a tower with a pooling head is not read here"));
+        return Err(tower.error("vision_use_head", "true; a pooling head is not supported"));
     }
     let vision = SiglipSizes {
         width: tower.size("hidden_size")?,

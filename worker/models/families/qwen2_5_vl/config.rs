@@ -112,7 +112,7 @@ pub struct QwenConfig {
 
 impl QwenConfig {
     /// Reads `config.json` of a model directory.
-    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let config = Self::from_json(&path, &json)?;
         let tie_word_embeddings = config.tie_word_embeddings && !has_own_head(dir, RULES);
@@ -150,7 +150,7 @@ impl QwenConfig {
         root.same_if_both("torch_dtype", "dtype")?;
         let tie_word_embeddings = root.bool("tie_word_embeddings")?.unwrap_or(false)
             || text_fields.bool("tie_word_embeddings")?.unwrap_or(false);
-        let tokens = SpecialTokens::read(&root, text.vocab_size)?;
+        let tokens = SpecialTokens::from_fields(&root, text.vocab_size)?;
         Ok(Self { text, vision, tokens, tie_word_embeddings })
     }
 }

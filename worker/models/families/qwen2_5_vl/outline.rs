@@ -22,7 +22,7 @@ impl TowersConfig for QwenConfig {
     const CLASS: &'static str = "Qwen2_5_VLForConditionalGeneration";
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
-        Self::read(dir)
+        Self::from_dir(dir)
     }
 
     fn sizes(&self) -> TowersSizes {

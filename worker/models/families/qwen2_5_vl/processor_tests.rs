@@ -43,7 +43,7 @@ fn preprocessed_pixels_are_transformers_own() {
         let bounds = ints(tensor("bounds").data());
         let bounds = PixelBounds { min: Some(bounds[0]), max: Some(bounds[1]), ..PixelBounds::default() };
         let shape = PatchShape { patch: 14, merge: 2, frames: 2 };
-        let processor = SmartResize::open(&model(), shape, bounds).unwrap();
+        let processor = SmartResize::from_checkpoint(&model(), shape, bounds).unwrap();
         // The image's size is part of its name: anything_HxW.
         let size = name.rsplit('_').next().and_then(|s| s.split_once('x')).expect("a size");
         let size = (size.0.parse().unwrap(), size.1.parse().unwrap());
@@ -85,7 +85,7 @@ fn form(images: usize, max_text_tokens: Option<usize>) -> PromptForm<'static> {
 #[test]
 fn of_a_long_text_the_first_tokens_are_kept_and_nothing_else_is_touched() {
     let (facts, grids) = (ModelFacts::read(&model(), Qwen2_5Vl::FORM).unwrap(), [[1, 2, 6]]);
-    let whole = ChatMlPrompts::open(&model(), facts, &form(1, None)).unwrap();
+    let whole = ChatMlPrompts::from_checkpoint(&model(), facts, &form(1, None)).unwrap();
     let text = "put the red cube into the drawer, and then close it";
     let [all, none] = [text, ""].map(|text| whole.encode(text, &grids).unwrap());
     let (words, around) = (all.len() - none.len(), none.len());
@@ -111,7 +111,8 @@ fn prompts_are_encoded_as_transformers_encodes_them() {
     let facts = ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap();
     for case in &prompts.cases {
         let model = if case.template == "own" { own.as_path() } else { published.path() };
-        let encoder = ChatMlPrompts::open(model, facts, &form(case.image_tokens.len(), None)).unwrap();
+        let encoder =
+            ChatMlPrompts::from_checkpoint(model, facts, &form(case.image_tokens.len(), None)).unwrap();
         // A grid of one cell's height and as many cells as the image has tokens.
         let grids: Vec<[u32; 3]> = case.image_tokens.iter().map(|n| [1, 2, 2 * n]).collect();
         let ids = encoder.encode(&case.text, &grids).unwrap();
@@ -150,7 +151,7 @@ fn message((role, content): &(String, serde_json::Value)) -> Message {
         serde_json::Value::Array(pieces) => pieces.iter().map(piece).collect(),
         text => vec![Piece::Text(text.as_str().expect("text").into())],
     };
-    Message::of(role, pieces)
+    Message::new(role, pieces)
 }
 
 /// The tiny checkpoint with the published chat template instead of its own.
@@ -170,7 +171,8 @@ fn chats_are_encoded_and_masked_as_transformers_does_it() {
     let chats: Chats = serde_json::from_str(&text).unwrap();
     let (own, published) = (model(), published(&chats.published_template));
     let facts = ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap();
-    let encoders = [own.as_path(), published.path()].map(|model| ChatMlChats::open(model, facts).unwrap());
+    let encoders =
+        [own.as_path(), published.path()].map(|model| ChatMlChats::from_checkpoint(model, facts).unwrap());
     assert!(chats.cases.len() > 40);
     for case in &chats.cases {
         let encoder = &encoders[usize::from(case.template == "published")];
@@ -189,8 +191,9 @@ fn chats_are_encoded_and_masked_as_transformers_does_it() {
 #[test]
 fn an_image_takes_as_many_tokens_as_it_has_and_none_of_them_is_learned() {
     let own = model();
-    let encoder = ChatMlChats::open(&own, ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap()).unwrap();
-    let says = Message::of;
+    let encoder =
+        ChatMlChats::from_checkpoint(&own, ModelFacts::read(&own, Qwen2_5Vl::FORM).unwrap()).unwrap();
+    let says = Message::new;
     let chat = |pieces| [says(Role::User, pieces), says(Role::Assistant, vec![Piece::Text("Yes.".into())])];
     let pieces = vec![Piece::Image, Piece::Image, Piece::Text("Same?".into())];
     let one = encoder.encode(&chat(pieces.clone()), &[[1, 2, 2]; 2]).unwrap();
@@ -222,6 +225,6 @@ fn a_hostile_tokenizer_is_refused_or_used() {
     // A token is a text, an entry of a table in both directions, and a node of its trie.
     coxswain_fuzz::Target::new("tokenizer.json", [sample]).tries(200).holds(64 << 20, 256).check(|bytes| {
         std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
-        drop(ChatMlTokenizer::open(dir.path(), facts));
+        drop(ChatMlTokenizer::from_checkpoint(dir.path(), facts));
     });
 }

@@ -39,8 +39,8 @@ fn what_is_made_loads_and_has_every_tensor_of_the_model_it_is_like() {
         let made = make(&like, &out, dtype).unwrap();
         let original = Checkpoint::open(&like, RULES).unwrap();
         let checkpoint = Checkpoint::open(&out, RULES).unwrap();
-        let config = QwenConfig::read(&out).unwrap();
-        assert_eq!(config, QwenConfig::read(&like).unwrap());
+        let config = QwenConfig::from_dir(&out).unwrap();
+        assert_eq!(config, QwenConfig::from_dir(&like).unwrap());
         for FrozenTensor { name: tensor, .. } in frozen_tensors(RULES, &modules(&config)) {
             assert!(checkpoint.contains(&tensor) && original.contains(&tensor), "{tensor}");
             assert_eq!(
@@ -73,7 +73,7 @@ fn the_same_arguments_give_the_same_weights_and_another_seed_gives_others() {
 
 #[test]
 fn the_published_3b_has_its_parameters_and_its_names() {
-    let config = QwenConfig::read(&asset("qwen2.5-vl-3b")).unwrap();
+    let config = QwenConfig::from_dir(&asset("qwen2.5-vl-3b")).unwrap();
     let entries = entries(&modules(&config), 0.02);
     let parameters: usize = entries.iter().map(DrawnTensor::len).sum();
     // Qwen/Qwen2.5-VL-3B-Instruct: 3,754,622,976 parameters in 824 tensors.
@@ -94,11 +94,11 @@ fn a_tokenizer_from_elsewhere_brings_its_token_ids_along() {
     let like = asset("qwen2.5-vl-3b");
     let mut config: Value = serde_json::from_slice(&fs::read(like.join("config.json")).unwrap()).unwrap();
     tokens::adopt(&mut config, TOKEN_IDS, &asset("tiny-vla").join("tokenizer.json")).unwrap();
-    let tiny = QwenConfig::read(&asset("tiny-vla")).unwrap();
+    let tiny = QwenConfig::from_dir(&asset("tiny-vla")).unwrap();
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let adopted = QwenConfig::read(dir.path()).unwrap();
+    let adopted = QwenConfig::from_dir(dir.path()).unwrap();
     assert_eq!(adopted.tokens, tiny.tokens);
-    assert_eq!(adopted.text, QwenConfig::read(&like).unwrap().text);
+    assert_eq!(adopted.text, QwenConfig::from_dir(&like).unwrap().text);
 }
 
 #[test]

@@ -112,9 +112,9 @@ fn with_own_head(change: impl FnOnce(&mut [u8])) -> tempfile::TempDir {
 #[test]
 fn a_head_of_other_values_than_the_table_is_taken_whatever_the_configuration_says() {
     let same = with_own_head(|_| ());
-    assert!(QwenConfig::read(same.path()).unwrap().tie_word_embeddings);
+    assert!(QwenConfig::from_dir(same.path()).unwrap().tie_word_embeddings);
     let own = with_own_head(|head| head.rotate_left(64));
-    assert!(!QwenConfig::read(own.path()).unwrap().tie_word_embeddings);
+    assert!(!QwenConfig::from_dir(own.path()).unwrap().tie_word_embeddings);
     let of = |dir: &Path| logits(dir, WeightsDtype::Float32);
     assert_eq!(of(same.path()), of(&golden("nested-tied-right")));
     assert_ne!(of(own.path()), of(same.path()));
@@ -131,7 +131,7 @@ fn both_spellings_have_one_canonical_name() {
     ] {
         assert_eq!(canonical_name(name), canonical);
     }
-    let modules = modules(&QwenConfig::read(&golden("flat-gqa-left")).unwrap());
+    let modules = modules(&QwenConfig::from_dir(&golden("flat-gqa-left")).unwrap());
     for module in modules.iter().filter(|m| matches!(m.kind, ModuleKind::Linear { .. })) {
         assert_eq!(canonical_name(&module.old_name), module.name);
     }
@@ -139,7 +139,7 @@ fn both_spellings_have_one_canonical_name() {
 
 #[test]
 fn images_next_to_each_other_and_images_in_rows_find_their_tokens() {
-    let config = QwenConfig::read(&golden("flat-gqa-left")).unwrap();
+    let config = QwenConfig::from_dir(&golden("flat-gqa-left")).unwrap();
     let image = config.tokens.image;
     // Row 0: a 1x2 and a 2x1 image without anything between them. Row 1: text, padded on the left.
     let ids = [7, image, image, image, image, 7, 0, 0, 7, 7, 7, 7];
@@ -156,7 +156,7 @@ fn images_next_to_each_other_and_images_in_rows_find_their_tokens() {
 
 #[test]
 fn images_that_do_not_fit_the_tokens_are_refused() {
-    let config = QwenConfig::read(&golden("flat-gqa-left")).unwrap();
+    let config = QwenConfig::from_dir(&golden("flat-gqa-left")).unwrap();
     let image = config.tokens.image;
     let index = |ids: &[u32], grids: &[[u32; 3]]| {
         RopeIndex::new(&config.sizes(), ids, Rows::SideBySide(&[0, ids.len() as u32]), grids).unwrap_err()
@@ -192,7 +192,7 @@ fn scatter_places_features_add_adds_them_and_gather_takes_them_back() {
 
 #[test]
 fn the_default_targets_are_every_linear_of_the_language_model() {
-    let modules = modules(&QwenConfig::read(&golden("flat-gqa-left")).unwrap());
+    let modules = modules(&QwenConfig::from_dir(&golden("flat-gqa-left")).unwrap());
     let lora = Lora { rank: 4, alpha: 8.0, ..Lora::default() };
     let plan = LoraPlan::resolve(&lora, &modules).unwrap();
     assert_eq!(plan.adapters().count(), 3 * 7);

@@ -22,7 +22,7 @@ impl TowersConfig for Qwen3VlConfig {
     const CLASS: &'static str = "Qwen3VLForConditionalGeneration";
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
-        Self::read(dir)
+        Self::from_dir(dir)
     }
 
     fn sizes(&self) -> TowersSizes {

@@ -126,10 +126,11 @@ fn with_tokenizer(template: Option<&str>) -> tempfile::TempDir {
 fn chats_have_no_system_turn_of_their_own_and_tools_speak_as_the_user() {
     let dir = with_tokenizer(Some("<|im_start|> .. <|vision_start|>"));
     let encoder =
-        ChatMlChats::open(dir.path(), ModelFacts::read(dir.path(), Qwen3Vl::FORM).unwrap()).unwrap();
-    let says = |role, text: &str| Message::of(role, vec![Piece::Text(text.into())]);
+        ChatMlChats::from_checkpoint(dir.path(), ModelFacts::read(dir.path(), Qwen3Vl::FORM).unwrap())
+            .unwrap();
+    let says = |role, text: &str| Message::new(role, vec![Piece::Text(text.into())]);
     let chat = [
-        Message::of(Role::User, vec![Piece::Image, Piece::Text("Where?".into())]),
+        Message::new(Role::User, vec![Piece::Image, Piece::Text("Where?".into())]),
         says(Role::Assistant, "I look."),
         says(Role::Tool, "left"),
         says(Role::Tool, "near"),
@@ -168,6 +169,6 @@ fn a_head_of_other_values_than_the_tied_table_is_taken() {
     let view = safetensors::tensor::TensorView::new(table.dtype(), table.shape().to_vec(), &head).unwrap();
     tensors.push(("lm_head.weight".into(), view));
     safetensors::serialize_to_file(tensors, None, &dir.path().join("model.safetensors")).unwrap();
-    assert!(Qwen3VlConfig::read(&from).unwrap().tie_word_embeddings);
-    assert!(!Qwen3VlConfig::read(dir.path()).unwrap().tie_word_embeddings);
+    assert!(Qwen3VlConfig::from_dir(&from).unwrap().tie_word_embeddings);
+    assert!(!Qwen3VlConfig::from_dir(dir.path()).unwrap().tie_word_embeddings);
 }

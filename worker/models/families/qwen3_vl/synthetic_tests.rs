@@ -26,7 +26,7 @@ fn the_published_sizes_have_their_parameters() {
         ("qwen3-vl-4b", 4_437_815_808, 415_347_712),
         ("qwen3-vl-8b", 8_767_123_696, 576_388_336),
     ] {
-        let config = Qwen3VlConfig::read(&asset(name)).unwrap();
+        let config = Qwen3VlConfig::from_dir(&asset(name)).unwrap();
         let entries = entries(&modules(&config), 0.02);
         let of = |is_meant: fn(&DrawnTensor) -> bool| {
             entries.iter().filter(|entry| is_meant(entry)).map(DrawnTensor::len).sum::<usize>()
@@ -38,7 +38,7 @@ fn the_published_sizes_have_their_parameters() {
 
 #[test]
 fn the_published_names_are_there() {
-    let entries = entries(&modules(&Qwen3VlConfig::read(&asset("qwen3-vl-4b")).unwrap()), 0.02);
+    let entries = entries(&modules(&Qwen3VlConfig::from_dir(&asset("qwen3-vl-4b")).unwrap()), 0.02);
     for name in [
         "model.visual.patch_embed.proj.bias",
         "model.visual.pos_embed.weight",
@@ -61,7 +61,7 @@ fn what_is_made_loads_and_has_every_tensor_of_the_model_it_is_like() {
     let job = SyntheticCheckpoint { like: &like, tokenizer: None, out: &out, dtype, seed: 3 };
     Qwen3Vl.make_checkpoint(&job).unwrap();
     let [original, made] = [&like, &out].map(|dir| Checkpoint::open(dir, RULES).unwrap());
-    let config = Qwen3VlConfig::read(&out).unwrap();
+    let config = Qwen3VlConfig::from_dir(&out).unwrap();
     let tensors = frozen_tensors(RULES, &modules(&config));
     for tensor in &tensors {
         assert!(made.contains(&tensor.name) && original.contains(&tensor.name), "{}", tensor.name);

@@ -22,7 +22,7 @@ pub struct Buckets {
 
 impl Buckets {
     /// The bucket of a key at position `key` for a query at position `query`.
-    pub fn of(&self, query: usize, key: usize) -> usize {
+    pub fn bucket(&self, query: usize, key: usize) -> usize {
         let (count, ahead, distance) = match (self.both_ways, key > query) {
             (true, true) => (self.count / 2, self.count / 2, key - query),
             (true, false) => (self.count / 2, 0, query - key),
@@ -44,7 +44,7 @@ impl Buckets {
         let table_hn = table_nh.transpose();
         let (heads, device) = (table_hn.dims()[0], table_hn.device());
         let places = || (0..len * len).map(|place| (place / len.max(1), place % len.max(1)));
-        let buckets: Vec<i32> = places().map(|(query, key)| self.of(query, key) as i32).collect();
+        let buckets: Vec<i32> = places().map(|(query, key)| self.bucket(query, key) as i32).collect();
         let buckets: Tensor<B, 1, Int> = Tensor::from_data(TensorData::new(buckets, [len * len]), &device);
         let bias = table_hn.select(1, buckets).reshape([1, heads, len, len]);
         if self.both_ways {
@@ -62,18 +62,18 @@ mod tests {
     #[test]
     fn near_positions_have_buckets_of_their_own_and_far_ones_share_the_last() {
         let encoder = Buckets { count: 32, max_distance: 128, both_ways: true };
-        assert_eq!([0, 1, 7].map(|back| encoder.of(100, 100 - back)), [0, 1, 7]);
-        assert_eq!([1, 7].map(|ahead| encoder.of(100, 100 + ahead)), [17, 23]);
+        assert_eq!([0, 1, 7].map(|back| encoder.bucket(100, 100 - back)), [0, 1, 7]);
+        assert_eq!([1, 7].map(|ahead| encoder.bucket(100, 100 + ahead)), [17, 23]);
         // As Transformers has them.
         assert_eq!(
-            [8, 11, 12, 15, 16, 64, 90, 91, 1000].map(|back| encoder.of(1000, 1000 - back)),
+            [8, 11, 12, 15, 16, 64, 90, 91, 1000].map(|back| encoder.bucket(1000, 1000 - back)),
             [8, 8, 9, 9, 10, 14, 14, 15, 15]
         );
         let decoder = Buckets { both_ways: false, ..encoder };
         assert_eq!(
-            [0, 15, 16, 20, 127, 500].map(|back| decoder.of(500, 500 - back)),
+            [0, 15, 16, 20, 127, 500].map(|back| decoder.bucket(500, 500 - back)),
             [0, 15, 16, 17, 31, 31]
         );
-        assert_eq!(decoder.of(3, 9), 0, "what lies ahead is not seen, whatever its bucket");
+        assert_eq!(decoder.bucket(3, 9), 0, "what lies ahead is not seen, whatever its bucket");
     }
 }

@@ -61,7 +61,7 @@ pub struct T5Config {
 impl T5Config {
     /// Reads the `config.json` of a model directory, and from its weights' headers, where there are any, how
     /// table and head are called.
-    pub fn read(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let fields = Fields::new(&path, &json)?;
         // Weights that are missing or broken are told of when they are read.

@@ -14,7 +14,7 @@ use crate::{pretrained::prompts::DropoutKeys, text_to_text::Texts};
 
 /// What a stack's blocks add to their scores by relative positions, `[1, heads, len, len]`.
 pub enum PositionBias<B: ModelBackend> {
-    /// Its values.
+    /// Values.
     Known(Tensor<B, 4>),
     /// Where its table trains: made in each block anew, so that each block's tape has the table for a leaf.
     Trained {
@@ -28,7 +28,7 @@ pub enum PositionBias<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> PositionBias<B> {
-    /// Its values on a block's tape.
+    /// Values on a block's tape.
     pub fn on_tape<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>) -> Tensor<T, 4> {
         match self {
             Self::Known(bias) => T::lift(bias.clone()),
@@ -74,7 +74,7 @@ pub struct TextRows<B: ModelBackend> {
 
 impl<B: ModelBackend> TextRows<B> {
     /// Of these texts.
-    pub fn of(texts: &Texts<'_>, rows: DropoutKeys<'_>, device: &B::Device) -> Self {
+    pub fn from_texts(texts: &Texts<'_>, rows: DropoutKeys<'_>, device: &B::Device) -> Self {
         let DropoutKeys { seed, step, samples, .. } = rows;
         let [source, target] = [texts.source, texts.target].map(|ids| {
             let len = (ids.len() / texts.batch.max(1)) as u64;

@@ -45,7 +45,7 @@ impl ModelTypes for T5Family {
 
 impl TextFamily for T5Family {
     fn outline(&self, dir: &Path) -> Result<TextModelOutline, ModelError> {
-        Ok(outline(&T5Config::read(dir)?))
+        Ok(outline(&T5Config::from_dir(dir)?))
     }
 
     fn tokenizer_file(&self, dir: &Path) -> Option<PathBuf> {
@@ -53,8 +53,8 @@ impl TextFamily for T5Family {
     }
 
     fn tokenizer(&self, dir: &Path) -> Result<Box<dyn TextTokenizer>, DataError> {
-        let config = T5Config::read(dir).map_err(|error| DataError::Model(error.to_string()))?;
-        Ok(Box::new(T5Tokenizer::open(dir, &config)?))
+        let config = T5Config::from_dir(dir).map_err(|error| DataError::Model(error.to_string()))?;
+        Ok(Box::new(T5Tokenizer::from_checkpoint(dir, &config)?))
     }
 }
 
@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> TextToText<B> for T5<B> {
 
     fn run<'a>(&'a self, pass: TextPass<'a, B>) -> Box<dyn TextRun<B> + 'a> {
         let TextPass { texts, trainables, dropout, .. } = pass;
-        let rows = dropout.map(|of| TextRows::of(&texts, of, &self.device));
+        let rows = dropout.map(|of| TextRows::from_texts(&texts, of, &self.device));
         let context = T5Context::of_training(self, trainables, &texts).dropping(rows);
         Box::new(TrainingRun { model: self, pass, context })
     }

@@ -50,7 +50,7 @@ use crate::{
 /// Reads a model, an optional PEFT adapter and inputs; writes every result.
 pub fn run<B: Tape<Base = B>>(job: &ForwardJob<'_>, device: &B::Device) -> Result<(), ModelError> {
     pool::join();
-    let config = T5Config::read(job.model)?;
+    let config = T5Config::from_dir(job.model)?;
     let inputs = SeqInputs::read(job.inputs, &config)?;
     let adapter = job.adapter.map(|dir| PeftAdapter::read(dir, &modules(&config))).transpose()?;
     let mut layout = TrainableLayout::default();

@@ -102,7 +102,7 @@ impl<B: Tape<Base = B>> T5<B> {
         layout: &mut TrainableLayout,
         device: &B::Device,
     ) -> Result<Self, ModelError> {
-        let (dtype, config) = (dtype.into(), T5Config::read(dir)?);
+        let (dtype, config) = (dtype.into(), T5Config::from_dir(dir)?);
         let checkpoint = Arc::new(Checkpoint::open_for(dir, RULES, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;

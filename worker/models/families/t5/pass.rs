@@ -35,15 +35,15 @@ pub const DECODER: &str = "decoder";
 impl<B: Tape<Base = B>> T5Context<B> {
     /// Of these texts, for a pass without a backward one.
     pub fn new(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
-        Self::of(model, trainables, texts, false)
+        Self::from_texts(model, trainables, texts, false)
     }
 
     /// Of these texts, for a pass that trains.
     pub fn of_training(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
-        Self::of(model, trainables, texts, true)
+        Self::from_texts(model, trainables, texts, true)
     }
 
-    fn of(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>, training: bool) -> Self {
+    fn from_texts(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>, training: bool) -> Self {
         let params = ParamScope::<B>::frozen(trainables);
         let [source, target] = [texts.source, texts.target].map(|ids| ids.len() / texts.batch.max(1));
         let padding = texts.seen.contains(&false).then(|| {

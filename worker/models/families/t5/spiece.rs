@@ -83,7 +83,7 @@ struct AddedTokens {
 
 impl AddedTokens {
     /// What stands beside the file at `path`.
-    fn of(path: &Path) -> Result<Self, DataError> {
+    fn read_beside(path: &Path) -> Result<Self, DataError> {
         let json = |name: &str| -> Result<Value, DataError> {
             let file = path.with_file_name(name);
             if file.is_file() { read_json(&file) } else { Ok(Value::Null) }
@@ -115,7 +115,8 @@ impl AddedTokens {
 /// Reads the file, and what stands beside it.
 pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let refused = |found: String| {
-        let remedy = "copy the checkpoint's spiece.model again, or save a tokenizer.json beside it";
+        let remedy =
+            "copy the checkpoint's spiece.model again, or save a tokenizer.json in the same directory";
         DataError::invalid(path, "(file)", found, remedy)
     };
     let bytes = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(DataError::io(path, "read"))?;
@@ -130,7 +131,7 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let mut vocab: Vec<(String, f64)> = model.pieces.iter().map(piece).collect();
     let special = model.pieces.iter().filter(|piece| piece.kind.is_some_and(|kind| SPECIAL.contains(&kind)));
     let mut special: Vec<String> = special.filter_map(|piece| piece.piece.clone()).collect();
-    let beside = AddedTokens::of(path)?;
+    let beside = AddedTokens::read_beside(path)?;
     let sentinels: Vec<_> =
         (0..beside.sentinels).rev().map(|number| format!("<extra_id_{number}>")).collect();
     vocab.extend(sentinels.iter().map(|name| (name.clone(), 0.0)));
@@ -153,7 +154,8 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
     let special: Vec<_> = special.into_iter().map(|token| AddedToken::from(token, true)).collect();
     tokenizer.add_special_tokens(&special);
     add(&mut tokenizer, &beside).map_err(|found| {
-        let remedy = "copy the checkpoint's tokenizer files again, or save a tokenizer.json beside them";
+        let remedy =
+            "copy the checkpoint's tokenizer files again, or save a tokenizer.json in the same directory";
         DataError::invalid(&path.with_file_name("tokenizer_config.json"), "added tokens", found, remedy)
     })?;
     Ok(tokenizer)

@@ -28,7 +28,7 @@ impl T5Tokenizer {
     }
 
     /// Opens the tokenizer of the checkpoint at `model`.
-    pub fn open(model: &Path, config: &T5Config) -> Result<Self, DataError> {
+    pub fn from_checkpoint(model: &Path, config: &T5Config) -> Result<Self, DataError> {
         let Some(path) = Self::file(model) else {
             let found = format!("has neither {FAST} nor {PIECES}");
             let remedy = "copy one of them from the checkpoint";

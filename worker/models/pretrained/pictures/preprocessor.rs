@@ -65,7 +65,7 @@ const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
 
 impl Preprocessor {
     /// Reads the settings of the checkpoint at `model`, whose vision tower has this shape.
-    pub(super) fn read(model: &Path, shape: PatchShape) -> Result<Self, DataError> {
+    pub(super) fn from_checkpoint(model: &Path, shape: PatchShape) -> Result<Self, DataError> {
         let (path, settings) = find(model)?;
         settings.check(&path, shape)?;
         let size = settings.size.unwrap_or_default();

@@ -44,8 +44,8 @@ pub struct SmartResize {
 
 impl SmartResize {
     /// With the settings of the checkpoint at `model`; the run's bounds win over its.
-    pub fn open(model: &Path, shape: PatchShape, bounds: PixelBounds) -> Result<Self, DataError> {
-        let own = Preprocessor::read(model, shape)?;
+    pub fn from_checkpoint(model: &Path, shape: PatchShape, bounds: PixelBounds) -> Result<Self, DataError> {
+        let own = Preprocessor::from_checkpoint(model, shape)?;
         let own_max = own.max_pixels.unwrap_or(DEFAULT_MAX_PIXELS);
         let max_pixels = bounds.max.unwrap_or(own_max.min(DEFAULT_MAX_PIXELS));
         let own_min = own.min_pixels.unwrap_or(DEFAULT_MIN_PIXELS);

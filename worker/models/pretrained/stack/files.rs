@@ -90,7 +90,7 @@ impl Files {
 
     /// Reads one block, or gathers it; none if it is not waited for any more. `goes_on` hears of every tensor
     /// that is there, and says whether it is.
-    pub(super) fn read(
+    pub(super) fn read_block(
         &self,
         index: usize,
         goes_on: &dyn Fn() -> bool,

@@ -202,7 +202,7 @@ fn read_in_order<'l>(
     hand_over: &SyncSender<Result<FetchedBlock<'l>, UnreadableWeights>>,
 ) {
     for &index in order {
-        let Some(read) = files.read(index, &|| signals.goes_on()) else { return };
+        let Some(read) = files.read_block(index, &|| signals.goes_on()) else { return };
         let failed = read.is_err();
         if hand_over.send(read).is_err() || failed {
             return;

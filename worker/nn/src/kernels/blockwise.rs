@@ -81,7 +81,7 @@ pub struct Keys<B: Backend> {
     pub causal: bool,
     /// The tile's first query among all.
     pub first: usize,
-    /// Its queries.
+    /// Queries.
     pub queries: usize,
     /// Query heads of a key/value head.
     pub group: usize,

@@ -112,7 +112,7 @@ impl<B: Backend> Dropout<B> {
     }
 
     /// An input with the dropped elements zero and all others scaled up, in its own type.
-    pub fn of(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
+    pub fn apply(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         let (shape, dtype, device) = (x_ni.dims(), x_ni.dtype(), x_ni.device());
         let factors_ni: Tensor<B, 2> =
             Tensor::from_data(TensorData::new(self.factors(shape), shape), &device);
@@ -213,7 +213,7 @@ mod tests {
 
     fn factors(dropout: &Dropout<Flex>, [rows, columns]: [usize; 2]) -> Vec<f32> {
         let x = Tensor::ones([rows, columns], &Default::default());
-        dropout.of(x).into_data().to_vec().expect("f32")
+        dropout.apply(x).into_data().to_vec().expect("f32")
     }
 
     #[test]

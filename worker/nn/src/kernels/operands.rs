@@ -60,7 +60,7 @@ impl<B: Backend> LowRank<B> {
     /// The input of `a`.
     pub fn input(&self, x_ni: Tensor<B, 2>) -> Tensor<B, 2> {
         match &self.dropout {
-            Some(dropout) => dropout.of(x_ni),
+            Some(dropout) => dropout.apply(x_ni),
             None => x_ni,
         }
     }

@@ -31,7 +31,7 @@ impl<B: Backend> PackedMatrix<B> {
         self.packing
     }
 
-    /// Its words.
+    /// Words.
     pub(super) fn words(&self) -> Tensor<B, 1, Int> {
         self.words.clone()
     }

@@ -110,7 +110,7 @@ impl TrainedModules {
         self.iter().filter(|module| !others.contains(module))
     }
 
-    /// Their paths.
+    /// Paths.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }

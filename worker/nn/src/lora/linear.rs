@@ -61,7 +61,7 @@ impl Adapter {
         Some(Matrices { group, keys: matrix_keys(module), features }.register(spec, layout))
     }
 
-    /// Its two matrices in the layout.
+    /// Two matrices in the layout.
     pub fn matrices(&self) -> [ParamId; 2] {
         [self.a_ri, self.b_or]
     }
@@ -170,7 +170,7 @@ impl<B: ModelBackend> LoraLinear<B> {
         }
     }
 
-    /// Its adapter, if it has one.
+    /// Adapter, if it has one.
     pub fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }

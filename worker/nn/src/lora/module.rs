@@ -27,7 +27,7 @@ pub enum ModuleKind {
     },
     /// The patch embedding.
     Convolution {
-        /// Its weight's shape: outputs, channels, frames, height, width.
+        /// Weight's shape: outputs, channels, frames, height, width.
         shape: [usize; 5],
         /// Whether it has a bias.
         bias: bool,

@@ -145,7 +145,7 @@ impl PeftAdapter {
         })
     }
 
-    /// Its tensors under the names that a layout has for them.
+    /// Tensors under the names that a layout has for them.
     pub fn into_tensors(self) -> Vec<StoredTensor> {
         self.tensors.into_values().collect()
     }
@@ -354,7 +354,7 @@ pub struct AdapterOrigin<'a> {
     pub base_model: &'a str,
     /// What PEFT is to wrap the model in, `SEQ_2_SEQ_LM` for instance; left open if absent.
     pub task_type: Option<&'a str>,
-    /// Its `README.md`.
+    /// `README.md`.
     pub readme: &'a str,
     /// The tensor that is the LM head's weight as well, if the model has such a one.
     pub tied: Option<&'a str>,

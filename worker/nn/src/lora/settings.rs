@@ -59,7 +59,7 @@ impl Default for Lora {
 }
 
 impl Lora {
-    /// Its rules, whatever the model.
+    /// Rules, whatever the model.
     pub fn check(&self, f: &mut Findings) {
         f.at_least_one("lora.rank", self.rank);
         f.in_range("lora.alpha", self.alpha, self.alpha > 0.0, "above 0");

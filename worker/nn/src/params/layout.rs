@@ -70,7 +70,7 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Its elements in the flat parameter buffer.
+    /// Elements in the flat parameter buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -87,7 +87,7 @@ impl ParamSpec {
 pub struct TrainableLayout {
     params: Vec<ParamSpec>,
     len: usize,
-    /// Their places begin behind the flat parameter buffer.
+    /// Places begin behind the flat parameter buffer.
     constants: Vec<ParamSpec>,
 }
 

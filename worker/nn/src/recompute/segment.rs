@@ -33,7 +33,7 @@ pub trait Segment<B: Tape<Base = B>> {
 /// An input of a segment.
 #[derive(Clone, Debug)]
 pub struct Input<B: Backend> {
-    /// Its value.
+    /// Value.
     pub value: Tensor<B, 2>,
     /// Whether its gradient is wanted.
     pub tracked: bool,

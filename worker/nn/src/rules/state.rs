@@ -14,7 +14,7 @@ use crate::{
 /// One buffer of a rule's state.
 #[derive(Clone, Copy, Debug)]
 pub struct StateBuffer {
-    /// Its name in checkpoints: letters, digits, `_`. `ema` is taken: the average of the weights.
+    /// Name in checkpoints: letters, digits, `_`. `ema` is taken: the average of the weights.
     pub name: &'static str,
     /// What a value is.
     pub element: StateElement,
@@ -64,7 +64,7 @@ impl StateElement {
 pub struct ParamPiece {
     /// The parameter's number in the layout.
     pub param: usize,
-    /// Its elements, counted from its first.
+    /// Elements, counted from its first.
     pub elements: Range<usize>,
     /// Where these are in the part.
     pub range: Range<usize>,

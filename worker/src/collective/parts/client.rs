@@ -89,7 +89,7 @@ impl RemotePeers {
         let hello = Greeting { run: *run, blocks: *blocks, rank: own, to, world };
         // The token that is valid now, each time.
         let key = RingKey::to_call(tokens.as_ref());
-        let opening = hello.open(key.name, nonce().map_err(io::Error::other)?);
+        let opening = hello.first_bytes(key.name, nonce().map_err(io::Error::other)?);
         socket.write_all(&opening)?;
         let challenge: [u8; NONCE] = hear(&socket)?;
         let asked = Transcript { opening: &opening, challenge: &challenge, answer: &[] };

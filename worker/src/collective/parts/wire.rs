@@ -59,7 +59,7 @@ pub(super) enum GreetingReply {
 
 impl Greeting {
     /// The first bytes of a conversation: this, which key it is about, and a nonce.
-    pub(super) fn open(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
+    pub(super) fn first_bytes(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
         let mut bytes = [0; OPENING];
         bytes[0..6].copy_from_slice(&MAGIC);
         bytes[6..8].copy_from_slice(&ORDER.to_ne_bytes());
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn opening_and_answer_survive_the_wire() {
-        let opening = hello().open([7; NAME], [9; NONCE]);
+        let opening = hello().first_bytes([7; NAME], [9; NONCE]);
         assert_eq!(Greeting::opened(&opening), Some((hello(), [7; NAME])));
         for verdict in [GreetingReply::Welcome, GreetingReply::OtherRun, GreetingReply::OtherBlocks] {
             assert_eq!(decode_answer(&encode_answer(verdict)), Some(verdict));
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn hostile_openings_and_answers_are_strangers_or_judged() {
-        let opening = hello().open([7; NAME], [9; NONCE]).to_vec();
+        let opening = hello().first_bytes([7; NAME], [9; NONCE]).to_vec();
         let answer = encode_answer(GreetingReply::OtherRun).to_vec();
         coxswain_fuzz::Target::new("a rank's parts", [opening, answer]).tries(20_000).check(|bytes| {
             let (mut opening, mut answer) = ([0; OPENING], [0; ANSWER]);
@@ -158,7 +158,7 @@ mod tests {
             answer.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             if let Some((hello, key)) = Greeting::opened(&opening) {
                 let nonce = std::array::from_fn(|i| opening[HELLO + NAME + i]);
-                assert_eq!(hello.open(key, nonce), opening);
+                assert_eq!(hello.first_bytes(key, nonce), opening);
             }
             let _ = decode_answer(&answer);
         });

@@ -128,7 +128,7 @@ fn introduce(
 ) -> Result<TcpStream, Miss> {
     // The token that is valid now, each time.
     let key = RingKey::to_call(ours.tokens);
-    let opening = ours.hello.open(key.name, nonce()?);
+    let opening = ours.hello.first_bytes(key.name, nonce()?);
     // Few bytes on a fresh connection: the kernel takes them at once or the connection is broken.
     socket.write_all(&opening)?;
     let challenge: [u8; NONCE] = hear(&socket, patience)?;

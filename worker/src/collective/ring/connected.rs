@@ -42,7 +42,7 @@ pub(in crate::collective) struct Entry {
 }
 
 impl Entry {
-    /// Its number.
+    /// Number.
     pub(in crate::collective) fn sequence(&self) -> u64 {
         self.header.sequence
     }

@@ -58,7 +58,7 @@ struct Way<'a> {
 }
 
 impl<'a> Way<'a> {
-    fn of(socket: &'a TcpStream) -> Self {
+    fn from_socket(socket: &'a TcpStream) -> Self {
         Self { socket, sent: 0, heard: 0, began: None }
     }
 
@@ -134,8 +134,8 @@ pub(super) fn check(
 ) -> Result<Option<()>, JoinError> {
     let message: Vec<u8> =
         (0..MESSAGE as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let mut next = links.next.1.map(Way::of);
-    let mut previous = links.previous.1.map(Way::of);
+    let mut next = links.next.1.map(Way::from_socket);
+    let mut previous = links.previous.1.map(Way::from_socket);
     let all = |way: &Option<Way<'_>>| way.as_ref().is_none_or(Way::whole);
     while !(all(&next) && all(&previous)) {
         let out = next.as_mut().map_or(Ok(false), |way| there(way, &message, limit));

@@ -87,7 +87,7 @@ impl Hello {
     }
 
     /// The first bytes of a conversation: this, which key it is about, and a nonce.
-    pub(super) fn open(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
+    pub(super) fn first_bytes(&self, key: [u8; NAME], nonce: [u8; NONCE]) -> [u8; OPENING] {
         let mut bytes = [0; OPENING];
         bytes[..HELLO].copy_from_slice(&self.encode());
         bytes[HELLO..HELLO + NAME].copy_from_slice(&key);
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn opening_and_answer_survive_the_wire() {
         let sent = hello("run", 7, 3, 4);
-        let opening = sent.open([7; NAME], [9; NONCE]);
+        let opening = sent.first_bytes([7; NAME], [9; NONCE]);
         assert_eq!(Hello::opened(&opening), Some((sent, [7; NAME])));
         let answer = encode_answer(Admission::Stale, Generation(9));
         assert_eq!(decode_answer(&answer), Some((Admission::Stale, Generation(9))));
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn hostile_openings_answers_and_headers_are_strangers_or_judged() {
         let awaited = hello("run", 7, 3, 4);
-        let opening = awaited.open([7; NAME], [9; NONCE]).to_vec();
+        let opening = awaited.first_bytes([7; NAME], [9; NONCE]).to_vec();
         let answer = encode_answer(Admission::Stale, Generation(9)).to_vec();
         coxswain_fuzz::Target::new("a ring's handshake", [opening, answer]).tries(20_000).check(|bytes| {
             let (mut opening, mut answer) = ([0; OPENING], [0; ANSWER]);

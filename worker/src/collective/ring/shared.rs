@@ -50,7 +50,7 @@ const LEN: usize = BYTES + CAPACITY;
 pub(super) struct MemoryPlace {
     /// The writer's process.
     pub pid: u32,
-    /// Its number for the file.
+    /// Number for the file.
     pub fd: u32,
     /// What stands at the beginning, so that a number that means another file there is noticed.
     pub nonce: u64,

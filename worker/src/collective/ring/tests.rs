@@ -119,9 +119,9 @@ fn ranks_that_share_a_token_form_a_ring_and_who_has_another_is_told_nothing() {
     let hello = Hello::new("run", Generation(1), 1, 0, 2);
     // One of another run, with another token; and one who has read on the way which token it is about.
     let mut other = TcpStream::connect(a.address()).expect("connect");
-    other.write_all(&hello.open(stranger.name, [1; NONCE])).expect("write");
+    other.write_all(&hello.first_bytes(stranger.name, [1; NONCE])).expect("write");
     let mut eavesdropper = TcpStream::connect(a.address()).expect("connect");
-    eavesdropper.write_all(&hello.open(known.name, [1; NONCE])).expect("write");
+    eavesdropper.write_all(&hello.first_bytes(known.name, [1; NONCE])).expect("write");
     eavesdropper.write_all(&[0; PROOF]).expect("write");
     thread::scope(|scope| {
         let rank_1 = scope.spawn(|| connect(&b, "run", 1, 1, &peers).expect("rank 1 joins").barrier());

@@ -82,7 +82,7 @@ struct Guest {
 /// What is waited for.
 enum Stage {
     Opening,
-    /// Its proof, after the challenge.
+    /// Proof, after the challenge.
     Proof(Box<GuestHandshake>),
     Confirm,
 }

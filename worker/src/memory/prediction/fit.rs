@@ -76,7 +76,7 @@ pub enum FitVerdict {
 
 impl FitVerdict {
     /// Of a peak within a capacity.
-    pub fn of(peak: u64, capacity: u64) -> Self {
+    pub fn judge(peak: u64, capacity: u64) -> Self {
         let free = |percent| peak <= capacity / 100 * (100 - percent);
         match () {
             () if free(SAFE_HEADROOM) => Self::Safe,
@@ -130,7 +130,7 @@ mod tests {
     fn a_step_is_split_without_losing_a_sample() {
         assert_eq!(samples_of_a_rank(32, 3), 11);
         assert_eq!(split(11, 4, 0).accumulation, 3);
-        assert_eq!(FitVerdict::of(80, 100), FitVerdict::Good);
-        assert_eq!(FitVerdict::of(101, 100), FitVerdict::TooLarge);
+        assert_eq!(FitVerdict::judge(80, 100), FitVerdict::Good);
+        assert_eq!(FitVerdict::judge(101, 100), FitVerdict::TooLarge);
     }
 }

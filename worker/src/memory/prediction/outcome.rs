@@ -65,7 +65,7 @@ pub struct MeasuredRun<'a> {
     pub world: u64,
     /// This one.
     pub rank: u64,
-    /// Its largest peak in forward, backward and optimizer.
+    /// Largest peak in forward, backward and optimizer.
     pub peak: u64,
     /// By category.
     pub measured: Vec<(Category, u64)>,
@@ -113,7 +113,7 @@ impl MeasuredRun<'_> {
         let place = Place::Host { threads };
         let ask = Ask { micro_batch: self.micro_batch, world: self.world, rank: self.rank, place };
         let prediction = self.subject.predict(ask);
-        let recorded = self.records.map(|dir| RecordedRuns::open(dir, self.subject, place));
+        let recorded = self.records.map(|dir| RecordedRuns::load(dir, self.subject, place));
         let calibration = recorded.as_ref().and_then(|recorded| recorded.calibration(&prediction));
         let predicted = calibration.map_or(prediction.peak(), |found| found.peak(&prediction));
         let samples = fit::samples_of_a_rank(self.subject.spec().train.global_batch as u64, self.world);

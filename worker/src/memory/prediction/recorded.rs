@@ -109,12 +109,13 @@ pub struct Calibration {
 impl Calibration {
     /// The line through the records, for a run of which `fixed` bytes are predicted whatever its batch; none
     /// without any record.
-    pub fn of(records: &[Record], fixed: u64) -> Option<Self> {
+    pub fn fit(records: &[Record], fixed: u64) -> Option<Self> {
         let alike = |record: &Record| {
             let apart = record.fixed.abs_diff(fixed) as f64 / record.fixed.max(fixed).max(1) as f64;
             halved_at(apart, UNLIKE)
         };
-        let points: Vec<Point> = records.iter().map(|record| Point::of(record, alike(record))).collect();
+        let points: Vec<Point> =
+            records.iter().map(|record| Point::from_record(record, alike(record))).collect();
         // Where all are unlike it, they are what there is.
         let most = points.iter().map(|point| point.weight).reduce(f64::max)?;
         let mut weights: Vec<f64> = points.iter().map(|point| point.weight / most).collect();
@@ -147,7 +148,7 @@ struct Point {
 }
 
 impl Point {
-    fn of(record: &Record, weight: f64) -> Self {
+    fn from_record(record: &Record, weight: f64) -> Self {
         let measured = record.measured as f64 - record.fixed as f64;
         Self { predicted: record.varying as f64, measured, peak: record.measured as f64, weight }
     }
@@ -223,7 +224,7 @@ impl RecordedRuns {
     }
 
     /// The records below `dir`. A file that cannot be read counts as empty: it is a cache.
-    pub fn open(dir: &Path, subject: &dyn Subject, place: Place) -> Self {
+    pub fn load(dir: &Path, subject: &dyn Subject, place: Place) -> Self {
         let place = match place {
             Place::Host { .. } => "host",
             Place::Gpu => "GPU",
@@ -248,7 +249,7 @@ impl RecordedRuns {
 
     /// What they teach about a run that is predicted so.
     pub fn calibration(&self, prediction: &Prediction) -> Option<Calibration> {
-        Calibration::of(&self.records, prediction.fixed())
+        Calibration::fit(&self.records, prediction.fixed())
     }
 
     /// Operations a second of a rank in a world of so many, the median of the newest runs that say it, and
@@ -304,20 +305,21 @@ mod tests {
 
     #[test]
     fn two_points_make_a_line_and_one_an_offset() {
-        assert_eq!(Calibration::of(&[], 100), None);
-        let one = Calibration::of(&[record(100, 50, 170)], 100).expect("a record");
+        assert_eq!(Calibration::fit(&[], 100), None);
+        let one = Calibration::fit(&[record(100, 50, 170)], 100).expect("a record");
         assert_eq!((one.offset, one.slope), (20.0, 1.0));
-        let two = Calibration::of(&[record(100, 1000, 1220), record(100, 3000, 3420)], 100).expect("records");
+        let two =
+            Calibration::fit(&[record(100, 1000, 1220), record(100, 3000, 3420)], 100).expect("records");
         assert!((two.slope - 1.1).abs() < 0.005 && (two.offset - 20.0).abs() < 10.0, "{two:?}");
         // Two percent apart, and off by one percent: no reason to believe in a slope of two.
-        let close = Calibration::of(&[record(0, 1000, 1000), record(0, 1020, 1040)], 0).expect("records");
+        let close = Calibration::fit(&[record(0, 1000, 1000), record(0, 1020, 1040)], 0).expect("records");
         assert!((close.slope - 1.0).abs() < 0.05, "{close:?}");
     }
 
     #[test]
     fn records_that_contradict_each_other_give_no_slope() {
         let calibration =
-            Calibration::of(&[record(100, 100, 500), record(100, 200, 300)], 100).expect("records");
+            Calibration::fit(&[record(100, 100, 500), record(100, 200, 300)], 100).expect("records");
         assert_eq!(calibration.slope, 1.0);
     }
 
@@ -326,7 +328,7 @@ mod tests {
         let mut prediction = Prediction::default();
         prediction.set(Category::Input, 2000);
         let peak = |measured: u64| {
-            let found = Calibration::of(&[record(0, 2000, measured)], 0).expect("a record");
+            let found = Calibration::fit(&[record(0, 2000, measured)], 0).expect("a record");
             found.peak(&prediction)
         };
         assert_eq!([1500, 1950, 2200].map(peak), [1900, 1950, 2200]);
@@ -337,7 +339,7 @@ mod tests {
         let mut records: Vec<Record> =
             (1..=6).map(|batch| record(3000, 300 * batch, 3050 + 300 * batch)).collect();
         records.extend([record(3000, 600, 5400), record(3000, 600, 5500)]);
-        let found = Calibration::of(&records, 3000).expect("records");
+        let found = Calibration::fit(&records, 3000).expect("records");
         assert!((found.offset - 50.0).abs() < 20.0 && (found.slope - 1.0).abs() < 0.01, "{found:?}");
     }
 
@@ -347,7 +349,7 @@ mod tests {
         let bfloat16 = (0..40).map(|_| record(1970, 1190, 3450));
         let records: Vec<Record> = two_ranks.chain(bfloat16).collect();
         let peak = |fixed: u64, varying: f64| {
-            let found = Calibration::of(&records, fixed).expect("records");
+            let found = Calibration::fit(&records, fixed).expect("records");
             fixed as f64 + found.offset + found.slope * varying
         };
         assert!((peak(3230, 590.0) / 3880.0 - 1.0).abs() < 0.01, "{}", peak(3230, 590.0));

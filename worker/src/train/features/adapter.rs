@@ -31,7 +31,7 @@ pub struct AdapterSnapshot {
 
 impl AdapterSnapshot {
     /// As they are now. Empty without adapters.
-    pub fn of<B: ModelBackend>(trainables: &Trainables<B>, group: Group) -> Self {
+    pub fn from_trainables<B: ModelBackend>(trainables: &Trainables<B>, group: Group) -> Self {
         let layout = trainables.layout().leading(group);
         let values = trainables.leading_values(layout.len());
         Self { layout, values }

@@ -172,7 +172,7 @@ impl<B: Tape<Base = B>> Features<B> {
         step: Step,
         trainables: &Trainables<B>,
     ) -> Option<Serving<B>> {
-        let present = AdapterSnapshot::of(trainables, self.memo.setup.resting);
+        let present = AdapterSnapshot::from_trainables(trainables, self.memo.setup.resting);
         if namespace.generation.since == step {
             let before = self.memo.serving.take();
             self.drift.give_up_deciding();
@@ -200,7 +200,7 @@ impl<B: Tape<Base = B>> Features<B> {
     /// Finds the adapter that an older generation was made with: the present one, if LoRA has rested since,
     /// or the one in its namespace.
     fn recall(&mut self, wanted: &CacheNamespace, trainables: &Trainables<B>) {
-        let present = AdapterSnapshot::of(trainables, self.memo.setup.resting);
+        let present = AdapterSnapshot::from_trainables(trainables, self.memo.setup.resting);
         let key = wanted.namespace.as_ref().and_then(|key| key.parse::<Digest>().ok()).map(NamespaceKey);
         let here = self.memo.setup.described(Some(&present)).key();
         if key.is_none_or(|key| key == here) {

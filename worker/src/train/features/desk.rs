@@ -47,6 +47,9 @@ impl<'d, B: Tape<Base = B>> Desk<'d, '_, B> {
     /// use before it was tried.
     pub fn does_not_fit(&self, step: Step, overrun: Overrun, before: u64) -> TrainError {
         let capacity = self.run.spec.memory.capacity.map(Bytes);
-        TrainError::DoesNotFit { step, source: OutOfMemory::of(Phase::CacheBuild, overrun, before, capacity) }
+        TrainError::DoesNotFit {
+            step,
+            source: OutOfMemory::new(Phase::CacheBuild, overrun, before, capacity),
+        }
     }
 }

@@ -44,13 +44,13 @@ pub(super) enum Baseline<B: Tape<Base = B>> {
     Serving,
     /// The one that served before.
     Before(Box<Serving<B>>),
-    /// Its adapter cannot be had.
+    /// Adapter cannot be had.
     Lost,
 }
 
 /// A measurement of all ranks.
 pub(super) struct DriftTotal {
-    /// Their sums.
+    /// Sums.
     pub total: Sums,
     /// One of them had nothing to compare with.
     pub lost: bool,

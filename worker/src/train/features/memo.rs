@@ -35,14 +35,14 @@ pub(super) struct Memo<B: Tape<Base = B>> {
 
 impl<B: Tape<Base = B>> Memo<B> {
     /// Opens the store of a run; nothing serves yet.
-    pub fn open(
+    pub fn for_run(
         spec: &RunSpec,
         samples: &dyn Samples,
         extractor: &dyn Extractor<B>,
         device: &B::Device,
         gpu: Option<&str>,
     ) -> Result<Self, TrainError> {
-        let setup = Setup::open(spec, samples, extractor, device, gpu)?;
+        let setup = Setup::for_run(spec, samples, extractor, device, gpu)?;
         let mut memo = Self {
             account: Account::new(setup.training.len() as u64),
             store_writer: StoreWriter::start(&setup.store)?,

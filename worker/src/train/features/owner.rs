@@ -33,7 +33,7 @@ impl<B: Tape<Base = B>> Features<B> {
         gpu: Option<String>,
     ) -> Result<Option<Self>, TrainError> {
         let Some(extractor) = objective.extractor() else { return Ok(None) };
-        let mut memo = Memo::open(spec, samples, extractor, device, gpu.as_deref())?;
+        let mut memo = Memo::for_run(spec, samples, extractor, device, gpu.as_deref())?;
         if memo.setup.mode == CacheMode::Exact {
             memo.begin(CacheGeneration { number: 1, since: Step(0) }, None, None);
         }

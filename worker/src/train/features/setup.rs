@@ -48,7 +48,7 @@ pub(super) struct Setup<B: Tape<Base = B>> {
 impl<B: Tape<Base = B>> Setup<B> {
     /// Opens the store. The first time, and where they have changed, reads all frozen weights below the tap
     /// and all images.
-    pub fn open(
+    pub fn for_run(
         spec: &RunSpec,
         samples: &dyn Samples,
         extractor: &dyn Extractor<B>,

@@ -51,7 +51,7 @@ pub(super) struct ComputedFeatures {
 pub(super) struct MadeRow {
     pub key: SampleKey,
     pub inputs: Inputs,
-    /// Its place among the values.
+    /// Place among the values.
     pub place: Range<usize>,
 }
 

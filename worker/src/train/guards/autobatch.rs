@@ -221,7 +221,7 @@ fn try_size<B: Tape<Base = B>>(bench: &mut Workbench<'_, B>, size: usize) -> Res
     bench.learner.grads.zero();
     // One at a time is not refused on a prediction: that is what a trial is for.
     let bound = std::mem::replace(&mut bench.feed.micro_batch, 1);
-    let lookout = Lookout::of(bench.members.comm.as_ref());
+    let lookout = Lookout::for_ranks(bench.members.comm.as_ref());
     let passed = bench.pass(lookout, step, &*micro_batch, &mut TimeBreakdown::default());
     bench.feed.micro_batch = bound;
     // What its numbers are is for the step to judge.

@@ -39,7 +39,7 @@ pub struct GradientWatch {
     names[0]
 )]
 pub struct SilentTrainables {
-    /// Their names.
+    /// Names.
     pub names: Vec<String>,
     /// Tensors that are to learn.
     pub all: usize,

@@ -108,14 +108,14 @@ fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
     Some(match (offload, computes) {
         (Offload::None | Offload::Layers, _) => return None,
         (Offload::Optimizer, Computes::OnGpu) => {
-            "memory.offload: optimizer: the optimizer's state and the replica are in host memory between steps; every step brings them to the GPU and back"
+            "memory.offload: optimizer: the optimizer's state and the replica are in host memory between steps; every step copies them to the GPU and back"
         }
         (Offload::Optimizer, _) => {
             "memory.offload: optimizer has no effect on a CPU: \
              the optimizer's state and master weights are in host memory"
         }
         (Offload::Embedding, Computes::OnGpu) => {
-            "memory.offload: embedding: the table of token embeddings is in host memory; every step brings the rows that it looks up"
+            "memory.offload: embedding: the table of token embeddings is in host memory; every step copies the rows that it looks up to the GPU"
         }
         (Offload::Embedding, _) => {
             "memory.offload: embedding has no effect on a CPU: \

@@ -32,7 +32,7 @@ fn rates(spec: &RunSpec) -> impl Iterator<Item = String> {
     let rates = spec.learning_rates().into_iter().filter(|(_, rate)| *rate >= RATE);
     rates.map(|(group, rate)| {
         format!(
-            "optimizer.lr.{group} is {rate}: AdamW moves each weight by about its rate in every step, and from {RATE} on a run diverges; usual rates are 1e-5 to 1e-2"
+            "optimizer.lr.{group} is {rate:?}: AdamW moves each weight by about its rate in every step, and from {RATE} on a run diverges; usual rates are 1e-5 to 1e-2"
         )
     })
 }

@@ -64,7 +64,7 @@ pub(super) fn evaluate<B: Tape<Base = B>>(
     let step = bench.next;
     bench.enter(Phase::Evaluation, step)?;
     let Workbench { run, members, learner, feed, .. } = bench;
-    Evaluation::of(run.spec, run.task, &*feed.samples, learner).run(step, members.comm.as_mut())
+    Evaluation::new(run.spec, run.task, &*feed.samples, learner).run(step, members.comm.as_mut())
 }
 
 /// The same of the weights' average; none if none is kept, or there is none to tell.
@@ -81,7 +81,7 @@ pub(in crate::train) fn examples<B: Tape<Base = B>>(
     samples: &dyn Samples,
     learner: &Learner<B>,
 ) -> Vec<Example> {
-    Evaluation::of(run.spec, run.task, samples, learner).examples()
+    Evaluation::new(run.spec, run.task, samples, learner).examples()
 }
 
 /// The held-out error of a run's newest checkpoint, without training: `cox eval`; with `ema` that of the
@@ -117,7 +117,7 @@ struct Evaluation<'a, B: Tape<Base = B>> {
 }
 
 impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
-    fn of(spec: &'a RunSpec, task: &'a dyn Task, samples: &'a dyn Samples, learner: &'a Learner<B>) -> Self {
+    fn new(spec: &'a RunSpec, task: &'a dyn Task, samples: &'a dyn Samples, learner: &'a Learner<B>) -> Self {
         let Learner { objective, trainables, .. } = learner;
         Self { spec, task, samples, objective: &**objective, trainables }
     }
@@ -221,7 +221,7 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
                 }
                 Err(overrun) => {
                     let capacity = self.spec.memory.capacity.map(Bytes);
-                    let source = OutOfMemory::of(Phase::Evaluation, overrun, before, capacity);
+                    let source = OutOfMemory::new(Phase::Evaluation, overrun, before, capacity);
                     return Err(TrainError::Exhausted {
                         step,
                         source: source.into(),

@@ -57,7 +57,7 @@ impl HeldOutError {
     }
 
     /// The value of a measure; none if the task has none of this name.
-    pub fn of(&self, measure: &str) -> Option<f64> {
+    pub fn value(&self, measure: &str) -> Option<f64> {
         self.measures.iter().find(|(name, _)| *name == measure).map(|(_, value)| *value)
     }
 }

@@ -28,7 +28,7 @@ pub(in crate::train) struct ValidationState {
     pub before: Option<Option<HeldOutError>>,
     /// Steps done at the newest evaluation, and what it found of the weights and of their average.
     newest: Option<(Step, Option<HeldOutError>, Option<HeldOutError>)>,
-    /// Its figures, until a step's report takes them along.
+    /// Figures, until a step's report takes them along.
     unreported: Vec<Metric>,
     /// Whether the run was described in the log.
     pub(super) announced: bool,
@@ -97,7 +97,7 @@ impl ValidationState {
         self.unreported = error.figures();
         self.unreported.extend(of_average.iter().flat_map(HeldOutError::figures_of_average));
         let spec = bench.run.spec;
-        let Some(found) = Best::of(step, &error, spec.eval.seed.unwrap_or(spec.run.seed)) else {
+        let Some(found) = Best::from_measures(step, &error, spec.eval.seed.unwrap_or(spec.run.seed)) else {
             return Ok(None);
         };
         let before = best_so_far(&bench.run, &mut bench.members, &found)?;
@@ -135,7 +135,7 @@ fn best_so_far<B: Tape<Base = B>>(
 ) -> Result<Option<(Step, f64)>, TrainError> {
     let mut told = [0.0; 3];
     if members.rank().0 == 0
-        && let Some(best) = Best::read(&run.output_dir).filter(|best| best.compares_with(found))
+        && let Some(best) = Best::load(&run.output_dir).filter(|best| best.compares_with(found))
     {
         told = [1.0, best.step as f64, best.value];
     }

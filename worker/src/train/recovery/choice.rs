@@ -17,7 +17,7 @@ pub struct Holding {
     pub generation: Generation,
     /// Ranks in that generation.
     pub world: u32,
-    /// Its rank there.
+    /// Rank there.
     pub rank: Rank,
     /// Versions of its own part.
     pub own: Versions,

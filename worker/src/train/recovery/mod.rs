@@ -14,6 +14,9 @@
 //!
 //! The first generation goes the same way: no rank holds any state, so it starts from the newest checkpoint
 //! or afresh.
+//!
+//! Which one is the newest, the disk says: a rank that is killed between publishing a checkpoint and telling
+//! the coordinator leaves one that nobody has heard of, and for its sake an older one is pruned.
 
 mod choice;
 mod sound;
@@ -47,10 +50,11 @@ impl<B: Tape<Base = B>> Training<'_, B> {
         let bench = &mut self.bench;
         let holdings = [&bench.learner.held, &bench.learner.coming]
             .map(|held| held.as_ref().and_then(GenerationState::holding));
-        let own = table::RankRecord { holdings, carried, asks_for_less: bench.feed.asks_for_less };
-        let RecoveryAgreement { holdings, carried, asks_for_less } =
+        let found = self.results.tell_unknown(bench)?;
+        let own = table::RankRecord { holdings, carried, asks_for_less: bench.feed.asks_for_less, found };
+        let RecoveryAgreement { holdings, carried, asks_for_less, found } =
             table::exchange(own, bench.learner.objective.measures(), bench.members.comm.as_mut())?;
-        let newest = bench.members.assignment.checkpoint_step;
+        let newest = bench.members.assignment.checkpoint_step.max(found.unwrap_or_default());
         let (source, bytes) = match choose(&holdings, newest) {
             Some(choice) => {
                 let bytes = bench.learner.take_over(&choice, bench.run.spec, &mut bench.members)?;

@@ -89,7 +89,9 @@ const COMING: usize = BEFORE + PLACE;
 const MEASURES: usize = COMING + HOLDING;
 /// Where a rank says that the process before it was killed because memory ran out.
 const ASKS_FOR_LESS: usize = MEASURES + MAX_MEASURES;
-const FIELDS: usize = ASKS_FOR_LESS + 1;
+/// Where the first rank says which checkpoint it has found.
+const FOUND: usize = ASKS_FOR_LESS + 1;
+const FIELDS: usize = FOUND + 1;
 /// Stands for "none" where a count is expected.
 const NONE: f64 = -1.0;
 
@@ -254,6 +256,8 @@ pub(in crate::train) struct RankRecord<'a> {
     pub carried: &'a Handover,
     /// Whether the process before it was killed because memory ran out.
     pub asks_for_less: bool,
+    /// The newest checkpoint on disk. Only the first rank looks.
+    pub found: Option<Step>,
 }
 
 /// What all ranks know after they have told each other.
@@ -264,6 +268,8 @@ pub(in crate::train) struct RecoveryAgreement {
     pub carried: Handover,
     /// The first that asks for a smaller micro-batch.
     pub asks_for_less: Option<Rank>,
+    /// The newest checkpoint on disk.
+    pub found: Option<Step>,
 }
 
 /// Tells all ranks what each of them brings.
@@ -274,19 +280,21 @@ pub(in crate::train) fn exchange(
 ) -> Result<RecoveryAgreement, CollectiveError> {
     let (mut table, mut row) = (vec![0.0; FIELDS * comm.world()], encode(own.holdings, own.carried));
     row[ASKS_FOR_LESS] = f64::from(u8::from(own.asks_for_less));
+    row[FOUND] = own.found.map_or(NONE, |step| step.0 as f64);
     comm.all_gather(Buf::F64(&row), BufMut::F64(&mut table))?;
     let told = (0..).map(Rank).zip(table.chunks_exact(FIELDS));
     let asks_for_less = told.clone().find_map(|(rank, row)| (row[ASKS_FOR_LESS] > 0.0).then_some(rank));
-    let rows = told.map(|(peer, row)| {
-        decode(row, measures).map_err(|detail| CollectiveError::Implausible { peer, detail })
-    });
+    let implausible = |peer| move |detail| CollectiveError::Implausible { peer, detail };
+    let found = optional("found", table[FOUND]).map_err(implausible(Rank(0)))?.map(Step);
+    let rows = told.map(|(peer, row)| decode(row, measures).map_err(implausible(peer)));
     let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
     let carriers = rows.iter().filter(|(held, _)| held[0].is_some()).map(|(_, carried)| carried.clone());
     let carried = Handover::merge(carriers, own.carried.clone());
     let of_rank = |(rank, (held, _)): (u32, (Holdings, Handover))| {
         held.into_iter().flatten().map(move |held| (Rank(rank), held))
     };
-    Ok(RecoveryAgreement { holdings: (0..).zip(rows).flat_map(of_rank).collect(), carried, asks_for_less })
+    let holdings = (0..).zip(rows).flat_map(of_rank).collect();
+    Ok(RecoveryAgreement { holdings, carried, asks_for_less, found })
 }
 
 #[cfg(test)]

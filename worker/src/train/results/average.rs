@@ -31,7 +31,7 @@ pub(super) fn write_average<B: Tape<Base = B>>(
     fs::create_dir_all(dir).map_err(refused)?;
     let artifacts = bench.learner.export_artifacts(dir, bench.next, &bench.stats.meter)?;
     let texts = texts(&*bench.feed.samples, bench.run.spec);
-    ExportManifest::of(bench).write(dir, artifacts, texts)
+    ExportManifest::from_bench(bench).write(dir, artifacts, texts)
 }
 
 impl<B: Tape<Base = B>> Workbench<'_, B> {

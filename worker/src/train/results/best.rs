@@ -33,21 +33,21 @@ pub struct Best {
     pub samples: u64,
     /// See `samples`.
     pub seed: u64,
-    /// Its checkpoint, relative to the output directory.
+    /// Checkpoint, relative to the output directory.
     pub checkpoint: String,
-    /// Its artifacts, relative to the output directory.
+    /// Artifacts, relative to the output directory.
     pub artifacts: String,
 }
 
 impl Best {
-    /// Its file, in a run's output directory.
+    /// File, in a run's output directory.
     pub const FILE: &'static str = "best.json";
-    /// Its artifacts, in a run's output directory.
+    /// Artifacts, in a run's output directory.
     pub const ARTIFACTS: &'static str = "best";
 
     /// The state after `step` steps, by the first measure of what was found with draws under `seed`; none if
     /// there is no measure.
-    pub(in crate::train) fn of(step: Step, found: &HeldOutError, seed: u64) -> Option<Self> {
+    pub(in crate::train) fn from_measures(step: Step, found: &HeldOutError, seed: u64) -> Option<Self> {
         let (measure, value) = found.first()?;
         Some(Self {
             step: step.0,
@@ -66,9 +66,9 @@ impl Best {
     }
 
     /// That of a run; none if it has none, or its checkpoint is not there any more.
-    pub fn read(output_dir: &Path) -> Option<Self> {
+    pub fn load(output_dir: &Path) -> Option<Self> {
         let best: Self = serde_json::from_slice(&fs::read(output_dir.join(Self::FILE)).ok()?).ok()?;
-        checkpoint::Store::new(output_dir).open(best.step).is_ok().then_some(best)
+        checkpoint::Store::new(output_dir).checkpoint(best.step).is_ok().then_some(best)
     }
 
     /// An empty directory, for the artifacts that are to be published.
@@ -124,7 +124,7 @@ mod tests {
             let found = serde_json::json!({ "samples": 8, "mse": 1.0 / step as f64 });
             let found = serde_json::from_value(found).unwrap();
             fs::write(Best::stage(dir.path()).unwrap().join("beside"), step.to_string()).unwrap();
-            Best::of(Step(step), &found, 7).unwrap().publish(dir.path(), |into| {
+            Best::from_measures(Step(step), &found, 7).unwrap().publish(dir.path(), |into| {
                 fs::write(into.join("weights"), step.to_string())?;
                 if fails { Err(io::Error::other("a full disk")) } else { Ok(()) }
             })
@@ -145,6 +145,6 @@ mod tests {
         let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|of| of.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["best", "best.json"]);
-        assert_eq!(Best::read(dir.path()), None, "its checkpoint is not there");
+        assert_eq!(Best::load(dir.path()), None, "its checkpoint is not there");
     }
 }

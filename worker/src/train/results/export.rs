@@ -190,7 +190,7 @@ fn write<B: Tape<Base = B>>(
     let shown = SampleFile { step: bench.next.0, samples: examples };
     let what = "held-out samples with their predictions, for the report";
     texts.push(TextFile { path: SAMPLES_FILE.to_owned(), what, text: pretty(&shown) });
-    ExportManifest::of(bench).write(&dir, artifacts, texts)
+    ExportManifest::from_bench(bench).write(&dir, artifacts, texts)
 }
 
 /// Leaves the run's specification beside its results to come, so that a checkpoint can be evaluated before
@@ -214,7 +214,7 @@ pub(in crate::train) fn texts(samples: &dyn Samples, spec: &RunSpec) -> Vec<Text
 
 impl<'t> ExportManifest<'t> {
     /// What says of artifacts of this moment what they are.
-    pub(in crate::train) fn of<B: Tape<Base = B>>(bench: &'t Workbench<'_, B>) -> Self {
+    pub(in crate::train) fn from_bench<B: Tape<Base = B>>(bench: &'t Workbench<'_, B>) -> Self {
         ExportManifest {
             version: VERSION,
             run: &bench.run.spec.run.name,
@@ -235,7 +235,7 @@ impl<'t> ExportManifest<'t> {
     ) -> Result<(), TrainError> {
         let describe = |path: String, what| {
             let full = dir.join(&path);
-            let entry = FileEntry::of(&full).map_err(|source| TrainError::Io {
+            let entry = FileEntry::describe(&full).map_err(|source| TrainError::Io {
                 action: "read",
                 path: full,
                 source,

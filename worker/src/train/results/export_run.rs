@@ -174,7 +174,7 @@ fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Option<Checkpoint>, Ch
     let found = complete.into_iter().find(|found| found.manifest.step == step);
     found.map(Some).ok_or_else(|| CheckpointError::Foreign {
         path: store.path(step),
-        detail: format!("there is no such checkpoint; those of steps {} are there", steps.join(", ")),
+        detail: format!("there is no such checkpoint; there are checkpoints of steps {}", steps.join(", ")),
     })
 }
 
@@ -184,5 +184,5 @@ fn best(run_dir: &Path) -> Result<u64, CheckpointError> {
         path: run_dir.join(Best::FILE),
         detail: "no best checkpoint is known; set `eval.every` while training, or give --step N".into(),
     };
-    Best::read(run_dir).map(|best| best.step).ok_or_else(unknown)
+    Best::load(run_dir).map(|best| best.step).ok_or_else(unknown)
 }

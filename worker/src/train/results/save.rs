@@ -78,6 +78,25 @@ impl Results {
         }
     }
 
+    /// The first rank: the newest checkpoint on disk. The coordinator is told of those that it does not know,
+    /// because whoever published them was killed before it could say so.
+    pub fn tell_unknown<B: Tape<Base = B>>(
+        &self,
+        bench: &mut Workbench<'_, B>,
+    ) -> Result<Option<Step>, TrainError> {
+        if bench.members.rank().0 > 0 {
+            return Ok(None);
+        }
+        let known = bench.members.assignment.checkpoint_step;
+        // One that cannot be read says so when it is to be gone on from.
+        let complete = bench.run.store.complete().unwrap_or_default();
+        for found in complete.iter().filter(|found| Step(found.manifest.step) > known) {
+            let saver = Saver { bench, step: Step(found.manifest.step), mark: None };
+            saver.tell(Bytes(found.bytes()), CheckpointNews::Complete)?;
+        }
+        Ok(complete.last().map(|found| Step(found.manifest.step)))
+    }
+
     /// Takes over the checkpoint of a step, written by any number of ranks; returns the bytes read.
     pub fn restore<B: Tape<Base = B>>(
         &mut self,
@@ -85,7 +104,7 @@ impl Results {
         step: Step,
     ) -> Result<Bytes, TrainError> {
         bench.enter(Phase::Checkpoint, step)?;
-        let found = bench.run.store.open(step.0)?;
+        let found = bench.run.store.checkpoint(step.0)?;
         check_origin(&found, bench.run.spec, &bench.feed.samples.fingerprint().to_string())?;
         let mut weights = read_trainables(&found, bench.learner.trainables.layout())?;
         // Constants are there since the model was built.
@@ -136,7 +155,7 @@ struct Saver<'s, 'a, B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Saver<'_, '_, B> {
-    fn tell(&mut self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
+    fn tell(self, bytes: Bytes, news: CheckpointNews) -> Result<(), TrainError> {
         let path = format!("checkpoints/{}", self.step.checkpoint_dir());
         // Completion is the publisher's to tell; a failure is told by every rank that saw it.
         if self.bench.members.rank().0 == 0 || matches!(news, CheckpointNews::Failed(_)) {
@@ -250,7 +269,7 @@ impl<B: Tape<Base = B>> Saver<'_, '_, B> {
         let mut wanted: Vec<_> = (0..world as u32).map(|rank| optimizer_file(rank, world)).collect();
         wanted.push(TRAINABLES.to_owned());
         let found = staging.publish(manifest, &wanted)?;
-        let best = Best::read(&self.bench.run.output_dir).map(|best| best.step);
+        let best = Best::load(&self.bench.run.output_dir).map(|best| best.step);
         self.bench.run.store.prune(self.bench.run.spec.train.keep_checkpoints, best);
         Ok(Bytes(found.bytes()))
     }
@@ -348,16 +367,18 @@ pub(in crate::train) fn read_trainables(
     let path = found.path.join(TRAINABLES);
     let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
     let tensors = TensorFile::new(open(found, TRAINABLES)?).map_err(|error| damaged(error.to_string()))?;
+    // The file is what was written, as its checksum says: another layout is asked for.
+    let foreign = |detail: String| CheckpointError::Foreign {
+        path: path.clone(),
+        detail: format!("{detail}; restore the settings that its run was trained with"),
+    };
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
         let tensor = tensors.metadata().info(&param.name).ok_or_else(|| {
-            damaged(format!(
-                "{} is missing: was it written with other lora.targets or model.train?",
-                param.name
-            ))
+            foreign(format!("{} is missing, as with other lora.targets or model.train", param.name))
         })?;
         if tensor.dtype != Dtype::F32 || tensor.shape != param.shape {
-            return Err(damaged(format!(
+            return Err(foreign(format!(
                 "{} is {:?} {:?}, expected F32 {:?}",
                 param.name, tensor.dtype, tensor.shape, param.shape
             )));
@@ -370,10 +391,9 @@ pub(in crate::train) fn read_trainables(
             "it holds weights that are not finite, or beyond 1.8e19: its run has diverged".into(),
         ));
     }
-    let expected = layout.whole().count();
-    let there = tensors.tensors().count();
+    let (expected, there) = (layout.whole().count(), tensors.tensors().count());
     if there != expected {
-        return Err(damaged(format!("{there} tensors, this run has {expected}")));
+        return Err(foreign(format!("{there} tensors, this run has {expected}")));
     }
     Ok(flat)
 }

@@ -27,7 +27,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
         let assignment = &members.assignment;
         let left_out = match assignment.quarantined.as_slice() {
             [] => Vec::new(),
-            rows => order.without(rows).of(&batch),
+            rows => order.without(rows).in_batch(&batch),
         };
         witness.write(WitnessedStep {
             run: members.link.run_id().to_owned(),

@@ -225,7 +225,7 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
         bench.with_features(|features, desk| features.measure_portion(desk, step))?;
         loop {
             bench.enter(Phase::Data, step)?;
-            if Lookout::of(bench.members.comm.as_ref()).sees_loss() {
+            if Lookout::for_ranks(bench.members.comm.as_ref()).sees_loss() {
                 return Err(TrainError::CalledOff);
             }
             let waiting = clock::now();
@@ -245,7 +245,7 @@ impl<'t, 'a, B: Tape<Base = B>> Transaction<'t, 'a, B> {
                 bench.stats.meter.forget_most();
             }
             let began = clock::now();
-            let lookout = Lookout::of(bench.members.comm.as_ref());
+            let lookout = Lookout::for_ranks(bench.members.comm.as_ref());
             let mut loss = bench.pass(lookout, step, micro_batch, &mut self.spent)?;
             bench.stats.injected.slow_down(step, began.elapsed(), &mut self.spent.times.data);
             loss.loss_sum = bench.stats.injected.loss(bench.members.rank(), step, loss.loss_sum);

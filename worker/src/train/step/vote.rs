@@ -65,7 +65,7 @@ pub struct Ballot {
     pub commands: Commands,
     /// Sum of losses over its valid elements.
     pub loss_sum: f64,
-    /// Its valid elements.
+    /// Valid elements.
     pub valid_count: f64,
     /// Whether its system swaps it out, step after step: the next step should take less.
     pub pressed: bool,
@@ -134,7 +134,7 @@ pub struct Lookout(Option<GatherPeek>);
 
 impl Lookout {
     /// For the next vote of these ranks.
-    pub fn of(comm: &dyn Collective) -> Self {
+    pub fn for_ranks(comm: &dyn Collective) -> Self {
         Self(comm.ahead(FIELDS * comm.world()))
     }
 
@@ -274,7 +274,7 @@ mod tests {
 
     /// One attempt of a rank, and its vote. Returns the layers that it has run, and the verdict.
     fn attempt(comm: &mut dyn Collective, own: Vote, layers: usize) -> (usize, Verdict) {
-        let (lookout, run, deadline) = (Lookout::of(comm), Cell::new(0), Instant::now() + PATIENCE);
+        let (lookout, run, deadline) = (Lookout::for_ranks(comm), Cell::new(0), Instant::now() + PATIENCE);
         let work = || {
             for _ in 0..layers {
                 memory::check();
@@ -343,6 +343,6 @@ mod tests {
 
     #[test]
     fn a_world_of_one_sees_nobody() {
-        assert!(!Lookout::of(&Solo::default()).sees_loss());
+        assert!(!Lookout::for_ranks(&Solo::default()).sees_loss());
     }
 }

@@ -29,7 +29,7 @@ pub struct Digests {
 /// One part of the flat parameter buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartDigests {
-    /// Its weights.
+    /// Weights.
     pub weights: u64,
     /// The update rule's state of it, and the average of its weights where one is kept.
     pub state: u64,

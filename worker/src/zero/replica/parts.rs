@@ -72,7 +72,7 @@ impl Versions {
 /// Which of its two parts a rank is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
-    /// Its own.
+    /// Own.
     Own,
     /// The other rank's.
     Replica,

@@ -6,7 +6,7 @@ pub enum StateError {
     /// Not a safetensors file, or a damaged one.
     #[error("optimizer file {file}: {detail}")]
     Unreadable {
-        /// Its number in the list given.
+        /// Number in the list given.
         file: usize,
         /// What is wrong.
         detail: String,
@@ -14,9 +14,9 @@ pub enum StateError {
     /// A tensor that this run has no place for.
     #[error("optimizer file {file}: tensor {tensor}: {detail}")]
     Tensor {
-        /// Its number in the list given.
+        /// Number in the list given.
         file: usize,
-        /// Its name.
+        /// Name.
         tensor: String,
         /// What does not fit.
         detail: String,
@@ -27,7 +27,7 @@ pub enum StateError {
          to different checkpoints"
     )]
     Steps {
-        /// Its number in the list given.
+        /// Number in the list given.
         file: usize,
         /// Of the first file.
         expected: u64,

@@ -43,12 +43,12 @@ fn compare(ours: &Stats, theirs: &Stats) {
 fn they_are_those_of_lerobot() {
     let dir = mini();
     let path = dir.path().join("meta/stats.json");
-    let theirs = Stats::read(&path).unwrap().unwrap();
+    let theirs = Stats::read_file(&path).unwrap().unwrap();
     // A copy that ran out of space leaves a file with nothing in it.
     fs::write(&path, "").unwrap();
     let done = filled(dir.path(), false, false).unwrap();
     assert_eq!((&done.path, &done.beside), (&path, &None));
-    let ours = Stats::read(&path).unwrap().unwrap();
+    let ours = Stats::read_file(&path).unwrap().unwrap();
     compare(&ours, &theirs);
     // numpy, in float64, over all pixels of all frames, of which each episode has fewer than a hundred.
     for (ours, numpy) in
@@ -71,6 +71,14 @@ fn what_is_there_is_kept_and_a_file_is_replaced_only_when_asked() {
         stats["note"] = json!({"by": "hand"});
     });
     let before = fs::read(&path).unwrap();
+    // What lies in the file's way stands for a disk that may only be read.
+    let taken = dir.path().join(format!("meta/stats.computed.json.partial-{}", std::process::id()));
+    fs::create_dir(&taken).unwrap();
+    let refused =
+        fill(&Job { dir: dir.path(), anew: false, force: false, progress: &|_, _| {} }).unwrap_err();
+    assert!(refused.to_string().contains("cannot be written: "), "{refused}");
+    assert!(refused.to_string().contains("cp -rs"), "{refused}");
+    fs::remove_dir(&taken).unwrap();
     let done = filled(dir.path(), false, false).unwrap();
     let beside = dir.path().join("meta/stats.computed.json");
     assert_eq!((&done.path, &done.beside), (&beside, &Some(path.clone())));
@@ -111,7 +119,7 @@ fn frames_of_videos_count_and_damaged_data_leave_nothing_behind() {
     let path = dir.path().join("meta/stats.json");
     let _ = fs::remove_file(&path);
     filled(dir.path(), false, false).unwrap();
-    let stats = Stats::read(&path).unwrap().unwrap();
+    let stats = Stats::read_file(&path).unwrap().unwrap();
     let camera = &stats.0["observation.images.front"];
     assert_eq!(camera["count"], [39.0]);
     assert!(camera["mean"].iter().all(|mean| (0.05..0.95).contains(mean)) && camera["std"][0] > 0.01);

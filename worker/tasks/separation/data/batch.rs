@@ -14,7 +14,7 @@ pub const CHANNELS: usize = 2;
 /// A segment of a track.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SegmentSample {
-    /// Its number among all segments.
+    /// Number among all segments.
     pub index: u64,
     /// `[channels, l]`.
     pub mixture: Arc<Vec<f32>>,
@@ -27,7 +27,7 @@ pub struct SegmentSample {
 pub struct SegmentBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their numbers.
+    /// Numbers.
     pub indices: Vec<u64>,
     /// What they sound like.
     pub segments: Vec<SegmentSample>,
@@ -37,7 +37,7 @@ pub struct SegmentBatch {
 
 impl SegmentBatch {
     /// These segments, in this order.
-    pub fn of(step: Step, frames: usize, samples: &[&SegmentSample]) -> Self {
+    pub fn from_samples(step: Step, frames: usize, samples: &[&SegmentSample]) -> Self {
         Self {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),

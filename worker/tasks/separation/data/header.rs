@@ -94,7 +94,7 @@ impl Format {
 
 impl WavHeader {
     /// Reads the header of a file from its beginning.
-    pub fn read(file: &mut (impl Read + Seek)) -> Result<Self, HeaderFault> {
+    pub fn from_file(file: &mut (impl Read + Seek)) -> Result<Self, HeaderFault> {
         let len = file.seek(SeekFrom::End(0))?;
         file.seek(SeekFrom::Start(0))?;
         let mut head = [0; 12];
@@ -111,7 +111,7 @@ impl WavHeader {
             let (kind, size) = (&head[..4], word(&head, 4));
             at += 8;
             match kind {
-                b"fmt " => format = Some(Layout::read(file, size)?),
+                b"fmt " => format = Some(Layout::from_file(file, size)?),
                 b"ds64" => {
                     let mut sizes = [0; 16];
                     file.read_exact(&mut sizes)?;
@@ -179,7 +179,7 @@ struct Layout {
 }
 
 impl Layout {
-    fn read(file: &mut impl Read, size: u32) -> Result<Self, HeaderFault> {
+    fn from_file(file: &mut impl Read, size: u32) -> Result<Self, HeaderFault> {
         let mut body = [0; 26];
         let there = (size as usize).min(body.len());
         file.read_exact(&mut body[..there])?;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn read(bytes: Vec<u8>) -> Result<WavHeader, HeaderFault> {
-        WavHeader::read(&mut Cursor::new(bytes))
+        WavHeader::from_file(&mut Cursor::new(bytes))
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Tracks as a run sees them: a folder each, or a sample of a tar shard, with a WAV file for each stem and,
 //! if there is one, `mixture.wav`; without it the mixture is the stems' sum.
 //!
-//! [`Tracks::open`] reads every header, so that what people can mend is said before anything starts: a file
-//! that ends early, too, whose missing segments are their own faults, as is what only shows when a segment is
-//! read. The run goes on without them. A track's end that is shorter than a segment is left out.
+//! [`Tracks::from_spec`] reads every header, so that what people can mend is said before anything starts: a
+//! file that ends early, too, whose missing segments are their own faults, as is what only shows when a
+//! segment is read. The run goes on without them. A track's end that is shorter than a segment is left out.
 
 use std::{
     fs,
@@ -62,7 +62,7 @@ impl Home {
         let field = format!("{name}.wav");
         let remedy = "add the file, correct data.stems, or remove the track";
         match self {
-            Self::Folder(dir) => DataError::invalid(dir, field, "is not there", remedy),
+            Self::Folder(dir) => DataError::invalid(dir, field, "does not exist", remedy),
             Self::Sample(shards, sample) => match shards.members(*sample).next() {
                 Some(member) => shards.fault(member, format!("{field} is missing from the sample"), remedy),
                 None => DataError::OutOfRange { what: "track", index: *sample, len: shards.len() },
@@ -96,14 +96,14 @@ pub struct Tracks {
 
 impl Tracks {
     /// Opens the run's folder.
-    pub fn open(spec: &RunSpec) -> Result<Self, DataError> {
-        let SeparationSettings { data, network, .. } = checked(SeparationSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec) -> Result<Self, DataError> {
+        let SeparationSettings { data, network, .. } = checked(SeparationSettings::from_spec(spec))?;
         let root = PathBuf::from(&spec.data.path);
         let mut tracks = Vec::new();
         let mut first = 0;
         let (shards, homes) = homes(&root)?;
         for home in homes {
-            let track = Track::open(home, &data, first)?;
+            let track = Track::read_headers(home, &data, first)?;
             first += track.segments;
             tracks.push(track);
         }
@@ -125,10 +125,12 @@ impl Tracks {
         Ok(Self { root, shards, tracks, data, frames, training: Arc::new(training), fingerprint })
     }
 
-    /// Every track that cannot be used, where [`Tracks::open`] would name the first alone.
+    /// Every track that cannot be used, where [`Tracks::from_spec`] would name the first alone.
     pub fn faults(root: &Path, data: &TrackData) -> Vec<DataError> {
         match homes(root) {
-            Ok((_, homes)) => homes.into_iter().filter_map(|home| Track::open(home, data, 0).err()).collect(),
+            Ok((_, homes)) => {
+                homes.into_iter().filter_map(|home| Track::read_headers(home, data, 0).err()).collect()
+            }
             Err(error) => vec![error],
         }
     }
@@ -152,7 +154,7 @@ impl Tracks {
         let start = self.start_of(track, index);
         let read = |wav: &Wav| {
             let blame = |words| self.fault_in(wav, index, words);
-            surviving(|| wav.read(start, self.data.segment()).map_err(blame), blame)
+            surviving(|| wav.read_frames(start, self.data.segment()).map_err(blame), blame)
         };
         let mut stems = Vec::with_capacity(track.stems.len() * 2 * self.data.segment());
         for stem in &track.stems {
@@ -191,8 +193,9 @@ impl Tracks {
 }
 
 impl Track {
-    fn open(home: Home, data: &TrackData, first: u64) -> Result<Self, DataError> {
-        let wav = |name: &str| home.file(name).map(|place| Wav::open(place, data.sample_rate)).transpose();
+    fn read_headers(home: Home, data: &TrackData, first: u64) -> Result<Self, DataError> {
+        let wav =
+            |name: &str| home.file(name).map(|place| Wav::read_header(place, data.sample_rate)).transpose();
         let mut stems = Vec::new();
         for stem in &data.stems {
             stems.push(wav(stem)?.ok_or_else(|| home.missing(stem))?);
@@ -316,7 +319,7 @@ impl Samples for Tracks {
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&SegmentSample> = samples.iter().map(|sample| sample.content()).collect();
-        Box::new(SegmentBatch::of(step, self.frames, &samples))
+        Box::new(SegmentBatch::from_samples(step, self.frames, &samples))
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
@@ -357,7 +360,7 @@ impl Samples for Tracks {
                 more => format!(", and so do {more} others of {} files", files().count()),
             };
             format!(
-                "{place}: ends early ({there} of {frames} samples are there){others}: segments beyond are left out; copy or write the \
+                "{place}: ends early (after {there} of {frames} samples){others}: segments beyond are left out; copy or write the \
                  file again"
             )
         });

@@ -49,7 +49,7 @@ trait Readable: Read + Seek {}
 impl<T: Read + Seek> Readable for T {}
 
 impl WavPlace {
-    fn open(&self) -> Result<Box<dyn Readable>, DataError> {
+    fn reader(&self) -> Result<Box<dyn Readable>, DataError> {
         Ok(match self {
             Self::File(path) => Box::new(bounded::open(path).map_err(DataError::io(path, "read"))?),
             Self::Member(shards, member) => Box::new(shards.section(*member)?),
@@ -80,11 +80,11 @@ impl Wav {
     /// Reads the header; says samples a second, too.
     pub fn of_any_rate(place: WavPlace) -> Result<(Self, u32), DataError> {
         let rate = header(&place)?.1.rate;
-        Self::open(place, rate).map(|wav| (wav, rate))
+        Self::read_header(place, rate).map(|wav| (wav, rate))
     }
 
     /// Reads the header; another rate than `rate` and another number of channels than two are refused.
-    pub fn open(place: WavPlace, rate: u32) -> Result<Self, DataError> {
+    pub fn read_header(place: WavPlace, rate: u32) -> Result<Self, DataError> {
         let (_, header) = header(&place)?;
         let refuse = |field: &str, found: String, remedy: &str| Err(place.invalid(field, found, remedy));
         if header.rate != rate {
@@ -93,13 +93,17 @@ impl Wav {
         }
         if usize::from(header.channels) != CHANNELS {
             let found = format!("{}, and separation is of stereo", header.channels);
-            return refuse("channels", found, "write it with two channels (a mono file's one twice)");
+            return refuse(
+                "channels",
+                found,
+                "write it with two channels (for a mono file, the same one twice)",
+            );
         }
         Ok(Self { place, frames: header.frames(), there: header.frames_there() })
     }
 
     /// `frames` frames from `start` on, `[channels, frames]`, full scale at 1. Says in words what is wrong.
-    pub fn read(&self, start: u64, frames: usize) -> Result<Vec<f32>, String> {
+    pub fn read_frames(&self, start: u64, frames: usize) -> Result<Vec<f32>, String> {
         let (mut file, header) = header(&self.place).map_err(|error| error.to_string())?;
         let short = |what: String| format!("ends early ({what}); copy or write the file again");
         let frame = header.frame_bytes() as u64;
@@ -112,7 +116,7 @@ impl Wav {
         let interleaved: Vec<f32> = sample.map(|bytes| header.format.value(bytes)).collect();
         let wanted = CHANNELS * frames;
         if interleaved.len() < wanted {
-            return Err(short(format!("{} of {wanted} values are there", interleaved.len())));
+            return Err(short(format!("ends after {} of {wanted} values", interleaved.len())));
         }
         if let Some(value) = interleaved.iter().find(|value| !value.is_finite()) {
             return Err(format!("holds {value}; write the file again"));
@@ -126,7 +130,7 @@ impl Wav {
     /// set of hours of music would take a minute to be read through, on every rank, whenever one starts.
     pub fn name(&self, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
         let failed = |error: std::io::Error| self.place.invalid("(file)", error.to_string(), "restore it");
-        let mut file = self.place.open()?;
+        let mut file = self.place.reader()?;
         let len = file.seek(SeekFrom::End(0)).map_err(failed)?;
         hasher.update(&len.to_le_bytes());
         let blocks = len.div_ceil(BLOCK).min(BLOCKS);
@@ -146,8 +150,8 @@ impl Wav {
 }
 
 fn header(place: &WavPlace) -> Result<(BufReader<Box<dyn Readable>>, WavHeader), DataError> {
-    let mut file = BufReader::new(place.open()?);
-    let header = WavHeader::read(&mut file);
+    let mut file = BufReader::new(place.reader()?);
+    let header = WavHeader::from_file(&mut file);
     let invalid = |HeaderFault { field, found, remedy }| place.invalid(field, found, remedy);
     header.map(|header| (file, header)).map_err(invalid)
 }
@@ -179,9 +183,9 @@ mod tests {
         let samples = kinds.map(|(bits, format)| written(&path, bits, format));
         coxswain_fuzz::Target::new("wav", samples).check(|bytes| {
             std::fs::write(&path, bytes).expect("it has space");
-            let Ok(wav) = Wav::open(WavPlace::File(path.clone()), 8000) else { return };
+            let Ok(wav) = Wav::read_header(WavPlace::File(path.clone()), 8000) else { return };
             for (start, frames) in [(0, 8), (24, 8), (wav.frames.saturating_sub(4), 8), (wav.frames, 1)] {
-                drop(wav.read(start, frames));
+                drop(wav.read_frames(start, frames));
             }
             wav.name(&mut blake3::Hasher::new()).expect("it is there");
         });

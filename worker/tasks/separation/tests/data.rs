@@ -38,7 +38,7 @@ fn tracks(dir: &Path) {
 
 fn open(dir: &Path, changes: &[(&str, Value)]) -> Result<Tracks, DataError> {
     let changes = [&[("data.holdout_every", json!(0))], changes].concat();
-    Tracks::open(&read(dir, &changes).expect("a sound run"))
+    Tracks::from_spec(&read(dir, &changes).expect("a sound run"))
 }
 
 fn refusal(dir: &Path, changes: &[(&str, Value)]) -> String {
@@ -137,7 +137,7 @@ fn what_cannot_be_trained_on_is_refused_with_the_file_and_a_remedy() {
     refused(&replace("b/mixture.wav", PLAIN, 2501), &[], ["b/mixture.wav", "2501 samples", "one length"]);
     refused(&|_| (), &[("data.segment_seconds", json!(2))], ["plucks.wav", "8000", "data.segment_seconds"]);
     let gone = |dir: &Path| fs::remove_file(dir.join("a/drums.wav")).expect("it was there");
-    refused(&gone, &[], ["a: drums.wav", "is not there", "data.stems"]);
+    refused(&gone, &[], ["a: drums.wav", "does not exist", "data.stems"]);
     let text = |dir: &Path| fs::write(dir.join("a/drums.wav"), "no sound").expect("a file");
     refused(&text, &[], ["a/drums.wav", "header", "WAV"]);
     let empty =
@@ -145,7 +145,7 @@ fn what_cannot_be_trained_on_is_refused_with_the_file_and_a_remedy() {
     refused(&empty, &[], ["0 tracks", "none is left", "data.stems"]);
     let one = |dir: &Path| fs::remove_dir_all(dir.join("a")).expect("there");
     assert!(refused_keys(&[("data.holdout_every", json!(1))]).contains("data.holdout_every"));
-    refused(&one, &[("data.stems", json!(["bass"]))], ["b: bass.wav", "is not there", "data.stems"]);
+    refused(&one, &[("data.stems", json!(["bass"]))], ["b: bass.wav", "does not exist", "data.stems"]);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_file_that_ends_early_takes_its_segments_alone() {
     fs::write(&path, &bytes[..bytes.len() - 4 * 1000]).expect("a file");
     let opened = open(dir.path(), &[]).expect("the header is sound");
     let told = format!(
-        "{}: ends early (1500 of 2500 samples are there): segments beyond are left out; copy or write the file again",
+        "{}: ends early (after 1500 of 2500 samples): segments beyond are left out; copy or write the file again",
         path.display()
     );
     assert_eq!(opened.warnings(), [told]);

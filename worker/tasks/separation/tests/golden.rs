@@ -51,7 +51,7 @@ impl GoldenSeparator {
             layers: number("layers"),
             heads: number("heads"),
         };
-        let mut settings = SeparationSettings::of(&spec(&[])).expect("its own settings");
+        let mut settings = SeparationSettings::from_spec(&spec(&[])).expect("its own settings");
         settings.loss = LossWeights { waveform: weight("waveform"), spectrum: weight("spectrum") };
         let stft = Stft::new(number("n_fft"), number("hop"), number("samples"));
         let mut layout = TrainableLayout::default();
@@ -67,7 +67,7 @@ impl GoldenSeparator {
         let segments: Vec<_> = segments
             .map(|(index, (mixture, stems))| SegmentSample { index: index as u64, mixture, stems })
             .collect();
-        let batch = SegmentBatch::of(Step(0), stft.frames(), &segments.iter().collect::<Vec<_>>());
+        let batch = SegmentBatch::from_samples(Step(0), stft.frames(), &segments.iter().collect::<Vec<_>>());
         let retention = Retention::in_float32(recompute);
         let objective = SeparationObjective { separator, stft, settings, retention, seed: 0 };
         Self { tensors, objective, trainables, batch }

@@ -8,7 +8,7 @@ use coxswain_task::{Batch, Sample};
 /// A pair, encoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairSample {
-    /// Its place in the file.
+    /// Place in the file.
     pub index: u64,
     /// Ids of the source, its end included.
     pub source: Vec<u32>,
@@ -21,7 +21,7 @@ pub struct PairSample {
 pub struct PairBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the file.
+    /// Places in the file.
     pub indices: Vec<u64>,
     /// `[b, s]` row-major, padded on the right.
     pub source: Vec<u32>,
@@ -37,7 +37,7 @@ pub struct PairBatch {
 
 impl PairBatch {
     /// These pairs, in this order; `pad` fills up shorter ones, `start` is what the decoder begins with.
-    pub fn of(step: Step, samples: &[&PairSample], [pad, start]: [u32; 2]) -> Self {
+    pub fn from_samples(step: Step, samples: &[&PairSample], [pad, start]: [u32; 2]) -> Self {
         let longest = |len: fn(&PairSample) -> usize| samples.iter().map(|&sample| len(sample)).max();
         let source_len = longest(|sample| sample.source.len()).unwrap_or(0);
         let target_len = longest(|sample| sample.target.len()).unwrap_or(0);
@@ -58,7 +58,7 @@ impl PairBatch {
         batch
     }
 
-    /// What [`PairBatch::of`] was given.
+    /// What [`PairBatch::from_samples`] was given.
     pub fn apart(&self) -> Vec<PairSample> {
         let len = self.source.len() / self.indices.len().max(1);
         let (mut samples, mut ids) = (Vec::with_capacity(self.indices.len()), &self.targets.ids[..]);
@@ -122,12 +122,12 @@ mod tests {
         };
         let samples =
             [sample(7, &[5, 6, 1], &[8, 1]), sample(3, &[1], &[7, 9, 4, 1]), sample(4, &[2, 1], &[1])];
-        let batch = PairBatch::of(Step(2), &samples.iter().collect::<Vec<_>>(), [0, 99]);
+        let batch = PairBatch::from_samples(Step(2), &samples.iter().collect::<Vec<_>>(), [0, 99]);
         assert_eq!((batch.cells(), batch.tokens()), (9 + 12, 6 + 7));
         assert_eq!(batch.shifted, [99, 8, 1, 0, 99, 7, 9, 4, 99, 1, 0, 0]);
         assert_eq!(batch.targets.rows, [0, 1, 4, 5, 6, 7, 8]);
         assert_eq!(batch.apart(), samples);
-        let none = PairBatch::of(Step(0), &[], [0, 99]);
+        let none = PairBatch::from_samples(Step(0), &[], [0, 99]);
         assert!(none.apart().is_empty() && none.targets == TokenTargets::default());
     }
 }

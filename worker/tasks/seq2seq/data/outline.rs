@@ -12,6 +12,7 @@ use coxswain_proto::run_spec::RunSpec;
 
 use super::table::{Pair, Table};
 use crate::{
+    holdout::trained,
     seq2seq::config::{PairData, Seq2SeqSettings},
     settings::{checked, unread},
     tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
@@ -26,27 +27,30 @@ pub struct PairOutline {
     pub target: usize,
     /// Whether tokens are an estimate.
     pub estimated: bool,
+    /// Pairs that train.
+    pub pairs: u64,
     /// Bytes of the tokenizer's file; 0 if there is none.
     pub tokenizer_bytes: u64,
 }
 
 impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::from_spec(spec))?;
         let model = &directory::outline(&model.path)?;
-        let table = Table::open(Path::new(&spec.data.path), [&data.source, &data.target])?;
+        let table = Table::read_file(Path::new(&spec.data.path), [&data.source, &data.target])?;
+        let pairs = trained(table.len(), data.holdout_every);
         let family = models.text_to_text.of(model).map_err(unread)?;
         let bytes = family.tokenizer_file(model).and_then(|file| std::fs::metadata(file).ok());
         let Some(tokenizer_bytes) = bytes.map(|file| file.len()) else {
             let (source, target) = (data.max_source_tokens, data.max_target_tokens);
-            return Ok(Self { source, target, estimated: true, tokenizer_bytes: 0 });
+            return Ok(Self { source, target, estimated: true, pairs, tokenizer_bytes: 0 });
         };
         let small = tokenizer_bytes <= SMALL_TOKENIZER;
         let tokenizer = small.then(|| family.tokenizer(model)).transpose()?;
         let looked_at = looked_at(table.len());
         let estimated = tokenizer.is_none() || (looked_at.len() as u64) < table.len();
-        let mut outline = Self { tokenizer_bytes, estimated, ..Self::default() };
+        let mut outline = Self { tokenizer_bytes, estimated, pairs, ..Self::default() };
         for index in looked_at {
             let lengths = lengths(&table.pair(index)?, &data, tokenizer.as_deref());
             let [source, target] = lengths.map_err(|fault| table.fault(index, fault))?;

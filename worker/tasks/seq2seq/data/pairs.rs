@@ -1,7 +1,7 @@
 //! A file of pairs as a run sees it: which of them train, and each as ids.
 //!
-//! [`Pairs::open`] reads every record, so that what people can mend is said before anything starts. What only
-//! shows when a text is encoded (a token beyond the vocabulary) is the pair's own fault: the run goes on
+//! [`Pairs::from_spec`] reads every record, so that what people can mend is said before anything starts. What
+//! only shows when a text is encoded (a token beyond the vocabulary) is the pair's own fault: the run goes on
 //! without it.
 
 use std::{path::Path, sync::Arc};
@@ -34,11 +34,11 @@ pub struct Pairs {
 
 impl Pairs {
     /// Opens the run's file, and what samples are made with.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::from_spec(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&model.path)?);
-        let table = Table::open(path, [&data.source, &data.target])?;
-        let holdout = Holdout::of(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
+        let table = Table::read_file(path, [&data.source, &data.target])?;
+        let holdout = Holdout::new(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
         let family = models.text_to_text.of(model).map_err(unread)?;
         let outline = family.outline(model).map_err(unread)?;
         let tokenizer = family.tokenizer(model)?;
@@ -125,7 +125,7 @@ impl Samples for Pairs {
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&PairSample> = samples.iter().map(|sample| sample.content()).collect();
-        Box::new(PairBatch::of(step, &samples, self.special))
+        Box::new(PairBatch::from_samples(step, &samples, self.special))
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
@@ -141,9 +141,12 @@ impl Samples for Pairs {
         let mut told = vec![("pairs", format!("{} pairs, {}", self.len(), self.holdout.describe()))];
         if let Some(first) = self.training().get(0) {
             let PairSample { source, target, .. } = self.sample(first)?;
-            told.push(("first_pair", format!("{} tokens become {}", source.len(), target.len())));
+            told.push((
+                "first_pair",
+                format!("the first has {} tokens and {} to predict", source.len(), target.len()),
+            ));
         }
-        told.push(("tokenizer", self.tokenizer.path().display().to_string()));
+        told.push(("tokenizer", format!("tokenizer {}", self.tokenizer.path().display())));
         Ok(told)
     }
 }

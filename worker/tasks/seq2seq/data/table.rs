@@ -47,7 +47,7 @@ enum FileKind {
 }
 
 impl FileKind {
-    fn of(path: &Path) -> Result<Self, DataError> {
+    fn from_path(path: &Path) -> Result<Self, DataError> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("jsonl" | "ndjson" | "json") => Ok(Self::Json),
             Some("csv") => Ok(Self::Comma),
@@ -64,7 +64,7 @@ impl FileKind {
 
 /// The columns of a file, or the fields of its first object that hold texts; none if it is no such file.
 pub fn columns(path: &Path) -> Option<Vec<String>> {
-    let (kind, line) = (FileKind::of(path).ok()?, first_line(path)?);
+    let (kind, line) = (FileKind::from_path(path).ok()?, first_line(path)?);
     if kind != FileKind::Json {
         let header = fields(kind, &line).ok()?;
         return Some(header.iter().map(|name| name.trim().to_owned()).collect());
@@ -92,7 +92,7 @@ struct Header {
 
 impl Table {
     /// Reads the whole file once, and every pair of it.
-    pub fn open(path: &Path, columns: [&str; 2]) -> Result<Self, DataError> {
+    pub fn read_file(path: &Path, columns: [&str; 2]) -> Result<Self, DataError> {
         Self::scan(path, columns, &mut Err)
     }
 
@@ -109,7 +109,7 @@ impl Table {
     }
 
     fn scan(path: &Path, columns: [&str; 2], at_fault: &mut AtFault<'_>) -> Result<Self, DataError> {
-        let kind = FileKind::of(path)?;
+        let kind = FileKind::from_path(path)?;
         let columns = columns.map(str::to_owned);
         let mut header = (kind == FileKind::Json).then_some(Header::default());
         let mut quotes = Quotes::default();
@@ -135,7 +135,7 @@ impl Table {
 
     /// Pair `index`.
     pub fn pair(&self, index: u64) -> Result<Pair, DataError> {
-        let text = self.lines.read(index + self.headers())?;
+        let text = self.lines.line(index + self.headers())?;
         let columns = Columns { names: &self.columns, header: self.header };
         pair(self.kind, &text, &columns).map_err(|fault| self.fault(index, fault))
     }
@@ -353,7 +353,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(name);
         std::fs::write(&path, text).expect("a file");
-        let table = Table::open(&path, ["source", "target"]).map_err(|error| error.to_string())?;
+        let table = Table::read_file(&path, ["source", "target"]).map_err(|error| error.to_string())?;
         let rows = (0..table.len()).map(|index| {
             let Pair { source, target } = table.pair(index).expect("it was looked at");
             (table.lines().number(index + table.headers()), source, target)

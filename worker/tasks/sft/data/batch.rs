@@ -21,7 +21,7 @@ use coxswain_task::{Batch, Sample};
 /// A chat, encoded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatSample {
-    /// Its place in the file.
+    /// Place in the file.
     pub index: u64,
     /// One id per token, image placeholders expanded.
     pub input_ids: Vec<u32>,
@@ -40,7 +40,7 @@ pub struct ChatSample {
 pub struct ChatBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the file.
+    /// Places in the file.
     pub indices: Vec<u64>,
     /// Of all chats, `[n]`.
     pub input_ids: Vec<u32>,
@@ -58,7 +58,7 @@ pub struct ChatBatch {
 
 impl ChatBatch {
     /// These chats, in this order.
-    pub fn of(step: Step, samples: &[&ChatSample]) -> Self {
+    pub fn from_samples(step: Step, samples: &[&ChatSample]) -> Self {
         let mut batch = Self { step, ends: vec![0], ..Self::default() };
         for sample in samples {
             batch.indices.push(sample.index);
@@ -72,7 +72,7 @@ impl ChatBatch {
         batch
     }
 
-    /// What [`ChatBatch::of`] was given.
+    /// What [`ChatBatch::from_samples`] was given.
     pub fn apart(&self) -> Vec<ChatSample> {
         let mut grids = &self.image_shapes[..];
         let mut samples = Vec::with_capacity(self.indices.len());
@@ -174,14 +174,14 @@ mod tests {
             sample(3, &[5, 6], &[true, true], 0),
             sample(9, &[8, 9, 1], &[false, true, false], 2),
         ];
-        let batch = ChatBatch::of(Step(2), &samples.iter().collect::<Vec<_>>());
+        let batch = ChatBatch::from_samples(Step(2), &samples.iter().collect::<Vec<_>>());
         assert_eq!((batch.cells(), batch.tokens(), &batch.ends[..]), (9, 9, &[0, 4, 6, 9][..]));
         assert_eq!([0, 3, 4, 5, 6, 8].map(|token| batch.chat_at(token)), [7, 7, 3, 3, 9, 9]);
         assert_eq!(batch.apart(), samples);
         // The first token of the second chat is predicted from nothing.
         let targets = TokenTargets { rows: vec![1, 2, 4, 6], ids: vec![3, 4, 6, 9] };
         assert_eq!(batch.targets(), targets);
-        let none = ChatBatch::of(Step(0), &[]);
+        let none = ChatBatch::from_samples(Step(0), &[]);
         assert!(none.apart().is_empty() && none.targets() == TokenTargets::default());
     }
 }

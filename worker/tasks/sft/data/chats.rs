@@ -1,8 +1,8 @@
 //! Chats as a run sees them: which of them train, and each as ids and patches.
 //!
-//! [`Chats::open`] reads every chat and looks for every image, so that what people can mend is said before
-//! anything starts. What only shows when a chat is encoded (an image that does not decode, a token beyond the
-//! vocabulary) is the chat's own fault: the run goes on without it.
+//! [`Chats::from_spec`] reads every chat and looks for every image, so that what people can mend is said
+//! before anything starts. What only shows when a chat is encoded (an image that does not decode, a token
+//! beyond the vocabulary) is the chat's own fault: the run goes on without it.
 
 use std::{path::Path, sync::Arc};
 
@@ -53,10 +53,10 @@ pub struct Chats {
 
 impl Chats {
     /// Opens the run's chats, and what samples are made with.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let settings = checked(SftSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let settings = checked(SftSettings::from_spec(spec))?;
         let path = Path::new(&spec.data.path);
-        let reader = ChatReader::open(&settings, models)?;
+        let reader = ChatReader::from_settings(&settings, models)?;
         let (max_tokens, image_tokens) = (settings.data.max_tokens, reader.image_tokens());
         let (mut long, mut ends, mut silent) = (Vec::new(), Vec::new(), Vec::new());
         let mut see = |index, chat: &Chat| {
@@ -72,7 +72,7 @@ impl Chats {
         };
         let (source, fingerprint) = open_checked(path, &settings.data, &mut see)?;
         let (count, every) = (source.len(), settings.data.holdout_every);
-        let holdout = Holdout::of(path, "chat", source.remedy(), count, every)?;
+        let holdout = Holdout::new(path, "chat", source.remedy(), count, every)?;
         let (too_long, cut, unusable) = (Vec::new(), (0, true), (None, 0));
         let mut chats =
             Self { source, fingerprint, reader, max_tokens, holdout, too_long, cut, silent, unusable };
@@ -266,7 +266,7 @@ impl Samples for Chats {
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&ChatSample> = samples.iter().map(|sample| sample.content()).collect();
-        Box::new(ChatBatch::of(step, &samples))
+        Box::new(ChatBatch::from_samples(step, &samples))
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {
@@ -296,7 +296,8 @@ impl Samples for Chats {
             let ChatSample { input_ids, learned, image_shapes, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
             let (tokens, images) = (input_ids.len(), image_shapes.len());
-            told.push(("first_chat", format!("{tokens} tokens, {learned} of them learned, {images} images")));
+            let first = format!("the first has {tokens} tokens ({learned} learned) and {images} images");
+            told.push(("first_chat", first));
         }
         Ok(told)
     }

@@ -35,7 +35,7 @@ pub struct ImageSize {
 
 impl ImageSize {
     /// Of a piece, or of an entry of a list.
-    fn of(value: &Value) -> Result<Self, String> {
+    fn from_value(value: &Value) -> Result<Self, String> {
         let number = |key: &str| match value.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(given) => match given.as_u64().and_then(|pixels| usize::try_from(pixels).ok()) {
@@ -89,7 +89,7 @@ impl Images {
     }
 
     /// Of a line, or those that lie beside one that lists none.
-    pub fn of(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
+    pub fn from_fields(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
         if !["images", "image"].iter().any(|key| fields.get(*key).is_some_and(|list| !list.is_null())) {
             return Ok(Self { assumed: true, ..Self::from(beside) });
         }
@@ -114,7 +114,8 @@ impl Images {
         let mut image = self.open.next().ok_or_else(|| {
             format!("has more places for images than the {listed} paths of `images`; give a path for each")
         })?;
-        let asked = piece.map(ImageSize::of).transpose()?.filter(|asked| *asked != ImageSize::default());
+        let asked =
+            piece.map(ImageSize::from_value).transpose()?.filter(|asked| *asked != ImageSize::default());
         image.size = asked.unwrap_or(image.size);
         self.placed.push(image);
         Ok(())
@@ -165,7 +166,7 @@ fn image_of(given: &Value, asking: &Value, key: &str) -> Result<ChatImage, Strin
             "`{key}` is {shown:?}, and images are read from files; store it, and give its path"
         ));
     }
-    Ok(ChatImage { path: path.to_owned(), size: ImageSize::of(asking)? })
+    Ok(ChatImage { path: path.to_owned(), size: ImageSize::from_value(asking)? })
 }
 
 /// Whether an image itself stands where its path is expected.

@@ -24,7 +24,7 @@ pub struct ChatLines {
 
 impl ChatLines {
     /// Opens the file, none of its chats read.
-    pub fn open(path: &Path, data: &ChatData) -> Result<Self, DataError> {
+    pub fn in_file(path: &Path, data: &ChatData) -> Result<Self, DataError> {
         Ok(Self { lines: Lines::scan(path, |_, _| Ok(()))?, beside: beside(path, data) })
     }
 
@@ -92,7 +92,7 @@ impl ChatSource for ChatLines {
     }
 
     fn chat(&self, index: u64) -> Result<Chat, DataError> {
-        Chat::parse(&self.lines.read(index)?).map_err(|fault| self.fault(index, fault))
+        Chat::parse(&self.lines.line(index)?).map_err(|fault| self.fault(index, fault))
     }
 
     fn image(&self, _index: u64, name: &str, most: u64) -> Result<Vec<u8>, String> {

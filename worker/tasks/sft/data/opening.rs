@@ -11,8 +11,8 @@ use crate::sft::config::ChatData;
 pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataError> {
     refuse_folder(path)?;
     Ok(match names_shards(path) {
-        true => Box::new(ChatShards::open(path, data)?),
-        false => Box::new(ChatLines::open(path, data)?),
+        true => Box::new(ChatShards::in_files(path, data)?),
+        false => Box::new(ChatLines::in_file(path, data)?),
     })
 }
 
@@ -25,7 +25,7 @@ pub fn open_checked(
 ) -> Result<(Box<dyn ChatSource>, Fingerprint), DataError> {
     refuse_folder(path)?;
     if names_shards(path) {
-        let shards = ChatShards::open(path, data)?;
+        let shards = ChatShards::in_files(path, data)?;
         let fingerprint = shards.check(see)?;
         return Ok((Box::new(shards), fingerprint));
     }

@@ -53,8 +53,8 @@ pub struct ChatOutline {
 impl ChatOutline {
     /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on. A chat
     /// of which an image cannot be read does not count, unless there is no other.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let settings = checked(SftSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let settings = checked(SftSettings::from_spec(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.model.path)?);
         let source = open(path, &settings.data)?;
         let family = models.vision_language.of(model).map_err(unread)?;

@@ -39,14 +39,14 @@ pub struct ChatReader {
 
 impl ChatReader {
     /// With tokenizer and image settings of the run's checkpoint.
-    pub fn open(settings: &SftSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
+    pub fn from_settings(settings: &SftSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let model = &directory::outline(&settings.model.path)?;
         let family = models.vision_language.of(model).map_err(unread)?;
         let (encoder, images) = (family.chats(model)?, family.images(model, bounds(&settings.data))?);
         Ok(Self { encoder, images, max_tokens: settings.data.max_tokens })
     }
 
-    /// Its tokenizer.
+    /// Tokenizer.
     pub fn encoder(&self) -> &dyn ChatEncoder {
         &*self.encoder
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_text_of_megabytes_ends_between_two_words_and_others_stay() {
-        let message = |text: &str| Message::of(Role::User, vec![Piece::Image, Piece::Text(text.to_owned())]);
+        let message = |text: &str| Message::new(Role::User, vec![Piece::Image, Piece::Text(text.to_owned())]);
         let (short, glued) = ("word ".repeat(50), "a".repeat(1 << 20));
         let messages = [message(&short), message(&"word ".repeat(1 << 20)), message(&glued), message("end")];
         assert!(matches!(shortened(&messages[..1], 10), Cow::Borrowed(_)));

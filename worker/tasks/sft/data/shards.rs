@@ -25,10 +25,9 @@ pub struct ChatShards {
 
 impl ChatShards {
     /// Opens them; refused if the run says where paths of images begin, since they begin nowhere.
-    pub fn open(path: &Path, data: &ChatData) -> Result<Self, DataError> {
+    pub fn in_files(path: &Path, data: &ChatData) -> Result<Self, DataError> {
         if let Some(images) = &data.images {
-            let found =
-                format!("is {images}, but images of shards are stored beside their chats in the shards");
+            let found = format!("is {images}, but images of shards are found next to their chats");
             return Err(DataError::invalid(path, "data.images", found, "remove the key"));
         }
         Ok(Self { shards: Shards::open(path)? })
@@ -67,10 +66,10 @@ impl ChatShards {
 
     fn decoded(&self, member: MemberId) -> Result<String, DataError> {
         if self.shards.bytes(member) > LONGEST {
-            let remedy = "keep images beside the chat, not in it";
+            let remedy = "store images as members of the shard, not inside the chat";
             return Err(self.shards.fault(member, "is longer than 64 MiB", remedy));
         }
-        let text = decode(self.shards.read(member)?);
+        let text = decode(self.shards.read_member(member)?);
         text.map_err(|NotText { found, remedy }| self.shards.fault(member, found, remedy))
     }
 
@@ -92,7 +91,7 @@ impl ChatShards {
         let found = [&*file, behind].iter().find_map(|ending| self.shards.with_ending(index, ending));
         found.ok_or_else(|| {
             format!(
-                "there is no image {} in the sample, which has {}; correct the name, or write the image beside the chat",
+                "there is no image {} in the sample, which has {}; correct the name, or add the image to the shard",
                 excerpt(name),
                 self.endings(index)
             )

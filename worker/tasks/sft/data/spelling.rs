@@ -53,7 +53,7 @@ impl Chat {
         let Value::Object(fields) = value else {
             return Err("is not a JSON object; write one chat a line, for instance with `jq -c '.[]'`".into());
         };
-        let mut images = Images::of(&fields, beside)?;
+        let mut images = Images::from_fields(&fields, beside)?;
         let mut messages = match (fields.get("messages"), fields.get("conversations")) {
             (Some(list), None) => messages_of(list, "messages", ["role", "content"], &mut images)?,
             (None, Some(list)) => messages_of(list, "conversations", ["from", "value"], &mut images)?,
@@ -84,8 +84,8 @@ impl Chat {
                 "is a text without an image, or an image without a text; write the chat as .json".into()
             );
         }
-        let user = Message::of(Role::User, images.iter().map(|_| Piece::Image).collect());
-        let answer = Message::of(Role::Assistant, vec![Piece::Text(text.to_owned())]);
+        let user = Message::new(Role::User, images.iter().map(|_| Piece::Image).collect());
+        let answer = Message::new(Role::Assistant, vec![Piece::Text(text.to_owned())]);
         Ok(Self { messages: vec![user, answer], images: images.into_iter().map(ChatImage::from).collect() })
     }
 
@@ -93,14 +93,14 @@ impl Chat {
     pub fn question(text: &str, images: Vec<String>) -> Result<Self, String> {
         let mut images = Images::from(images);
         let pieces = pieces_of(text, &mut images)?;
-        let mut messages = vec![Message::of(Role::User, pieces)];
+        let mut messages = vec![Message::new(Role::User, pieces)];
         let images = images.placed(&mut messages)?;
         Ok(Self { messages, images })
     }
 }
 
 /// Keys of a line that say what is shown or learned and that are not read, each with what to do.
-const UNREAD: [(&str, &str); 10] = [
+const UNREAD: [(&str, &str); 13] = [
     ("videos", "give some of their frames as `images`, or remove the line"),
     ("video", "give some of its frames as `images`, or remove the line"),
     ("audios", "write what is said into the text, or remove the line"),
@@ -110,6 +110,9 @@ const UNREAD: [(&str, &str); 10] = [
     ("rejected_response", "preferences are not trained on: remove it, and the answer alone is learned"),
     ("rejected", "preferences are not trained on: remove it, and the chat alone is learned"),
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
+    ("kto_tag", "preferences are not trained on: remove it, and the chat alone is learned"),
+    ("history", "write the earlier turns as turns, before the others"),
+    ("loss_mask", "say of a turn that it is not learned: `\"loss\": false`"),
     ("channel", "losses are not reported by channel: remove it"),
 ];
 /// The same of a turn.
@@ -195,6 +198,7 @@ fn messages_of(
                 who.map_or("missing".to_owned(), |who| format!("{:?}", excerpt(who)))
             ))
         })?;
+        refuse_unread(given, &UNREAD_OF_TURN).map_err(at)?;
         let pieces = match given.get(content) {
             Some(Value::String(text)) => pieces_of(text, images),
             Some(Value::Array(pieces)) => {
@@ -204,8 +208,7 @@ fn messages_of(
             }
             _ => Err(format!("`{content}` is neither a text nor a list of pieces; write it as one of them")),
         };
-        let learned = refuse_unread(given, &UNREAD_OF_TURN).and_then(|()| is_learned(given, role));
-        Ok(Message { role, pieces: pieces.map_err(at)?, learned: learned.map_err(at)? })
+        Ok(Message { role, pieces: pieces.map_err(at)?, learned: is_learned(given, role).map_err(at)? })
     };
     list.iter().enumerate().map(message).collect()
 }
@@ -279,7 +282,7 @@ mod tests {
     }
 
     fn chat(messages: &[(Role, Vec<Piece>)], images: &[&str]) -> Chat {
-        let messages = messages.iter().map(|(role, pieces)| Message::of(*role, pieces.clone()));
+        let messages = messages.iter().map(|(role, pieces)| Message::new(*role, pieces.clone()));
         let images = images.iter().map(|path| ChatImage::from((*path).to_owned()));
         Chat { messages: messages.collect(), images: images.collect() }
     }
@@ -364,6 +367,9 @@ mod tests {
             ("objects", r#"{"ref": ["cube"], "bbox": [[1, 2, 3, 4]]}"#),
             ("tools", r#"[{"name": "weather"}]"#),
             ("rejected_response", r#""No.""#),
+            ("kto_tag", "false"),
+            ("history", r#"[["a", "b"]]"#),
+            ("loss_mask", "[0, 1]"),
         ] {
             let found =
                 Chat::parse(&format!(r#"{{"messages": {}, "{key}": {value}}}"#, messages(""))).unwrap_err();
@@ -374,8 +380,12 @@ mod tests {
             }
         }
         let called = format!(r#"{{"messages": {}}}"#, messages(r#", "tool_calls": [{"name": "weather"}]"#));
-        let found = Chat::parse(&called).unwrap_err();
-        assert!(found.contains("messages[1]: has `tool_calls`"), "{found}");
+        // As OpenAI writes them, without any content.
+        let alone = called.replace(r#""content": "b""#, r#""content": null"#);
+        for line in [called, alone] {
+            let found = Chat::parse(&line).unwrap_err();
+            assert!(found.contains("messages[1]: has `tool_calls`"), "{found}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ fn file(lines: &[String]) -> (tempfile::TempDir, PathBuf) {
 
 fn refused(lines: &[String]) -> String {
     let (_dir, path) = file(lines);
-    let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused");
+    let error = Chats::from_spec(&spec(&path, &[]), shelf()).err().expect("it is refused");
     let text = error.to_string();
     assert!(text.contains("chats.jsonl"), "{text}");
     text
@@ -56,11 +56,11 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
     let (_dir, path) = file(&[sound()]);
     for (bytes, wanted) in [(&b"\xff\xfe"[..], "is UTF-16; convert it"), (b"caf\xe9", "is not UTF-8")] {
         fs::write(&path, bytes).expect("a file");
-        let found = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
+        let found = Chats::from_spec(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
         assert!(found.contains(&format!("chats.jsonl:1: {wanted}")), "{found}");
     }
     let folder = path.parent().expect("it has one");
-    let found = Chats::open(&spec(folder, &[]), shelf()).err().expect("it is refused").to_string();
+    let found = Chats::from_spec(&spec(folder, &[]), shelf()).err().expect("it is refused").to_string();
     assert!(found.contains("is a folder; name the file of lines in it, or its tar shards"), "{found}");
 }
 
@@ -68,7 +68,7 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
 fn the_fingerprint_covers_lines_and_sizes_of_images_wherever_they_lie() {
     let lines =
         [format!(r#"{{"image": "a.png", "messages": [{{"role": "user", "content": "x"}}, {ANSWER}]}}"#)];
-    let of = |path: &Path| Chats::open(&spec(path, &[]), shelf()).expect("sound").fingerprint();
+    let of = |path: &Path| Chats::from_spec(&spec(path, &[]), shelf()).expect("sound").fingerprint();
     let ((dir, path), (_other, elsewhere)) = (file(&lines), file(&lines));
     let found = of(&path);
     assert_eq!(found, of(&elsewhere));
@@ -84,7 +84,7 @@ fn what_only_shows_when_a_chat_is_encoded_is_that_chats_own_fault() {
     let placeholder = chat("<|image_pad|>");
     let lines = [chat("Sound?"), with_image("broken.png"), placeholder, with_image("a.png")];
     let (_dir, path) = file(&lines);
-    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf())
+    let chats = Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(64))]), shelf())
         .expect("known before training: nothing");
     for (index, wanted) in [(1, "chats.jsonl:2: "), (1, "does not decode"), (2, "remove <|image_pad|>")] {
         let error = chats.read(index).expect_err("it is at fault");
@@ -105,7 +105,7 @@ fn images_that_a_run_would_leave_out_are_told_when_chats_are_opened() {
     let (dir, path) = file(&names.map(with_image));
     fs::write(dir.path().join("none.png"), b"").expect("a file");
     fs::write(dir.path().join("gif.png"), b"GIF89a\x01\0\x01\0\0\0\0;").expect("a file");
-    let warnings = || Chats::open(&spec(&path, &[]), shelf()).expect("one is sound").warnings();
+    let warnings = || Chats::from_spec(&spec(&path, &[]), shelf()).expect("one is sound").warnings();
     let [told] = &warnings()[..] else { panic!("{:?}", warnings()) };
     let wanted = ["chats.jsonl:2: none.png: the image has no bytes; restore", "3 of 4 checked chats"];
     assert!(wanted.iter().all(|part| told.contains(part)), "{told}");
@@ -118,9 +118,9 @@ fn images_that_a_run_would_leave_out_are_told_when_chats_are_opened() {
 #[test]
 fn a_chat_that_is_too_long_loses_its_end() {
     let (_dir, path) = file(&[chat("Sound?")]);
-    let whole = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound");
+    let whole = Chats::from_spec(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound");
     let tokens = whole.input_ids.len();
-    let cut = Chats::open(&spec(&path, &[("data.max_tokens", json!(tokens - 2))]), shelf())
+    let cut = Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(tokens - 2))]), shelf())
         .expect("sound")
         .sample(0);
     let cut = cut.expect("a part of the answer is left");
@@ -132,7 +132,7 @@ fn a_chat_that_is_too_long_loses_its_end() {
 fn of_a_text_of_megabytes_the_same_ids_are_kept_as_of_one_that_is_encoded_whole() {
     let (_dir, path) =
         file(&[answered("word and more ".repeat(1000)), answered("word and more ".repeat(200_000))]);
-    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).expect("sound");
     let [short, long] = [0, 1].map(|index| chats.sample(index).expect("its beginning is kept"));
     assert_eq!((&long.input_ids, &long.learned), (&short.input_ids, &short.learned));
     let whole = long.input_ids.len() + long.cut;
@@ -153,9 +153,9 @@ fn asked(pictures: &[usize]) -> String {
 #[test]
 fn a_chat_whose_later_pictures_do_not_fit_ends_before_their_turn() {
     let (_dir, path) = file(&[asked(&[1, 4]), asked(&[1])]);
-    let first = Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(1).expect("sound");
+    let first = Chats::from_spec(&spec(&path, &[]), shelf()).expect("sound").sample(1).expect("sound");
     let most = first.input_ids.len() + 9;
-    let chats = Chats::open(&spec(&path, &[("data.max_tokens", json!(most))]), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(most))]), shelf()).expect("sound");
     let cut = chats.sample(0).expect("its first turn fits");
     assert_eq!((&cut.input_ids, &cut.learned), (&first.input_ids, &first.learned));
     assert_eq!((cut.image_shapes.len(), &cut.pixel_values), (1, &first.pixel_values));
@@ -172,12 +172,18 @@ fn a_chat_whose_later_pictures_do_not_fit_ends_before_their_turn() {
 fn chats_that_lose_their_end_are_counted_once_and_of_many_some_are_looked_at() {
     let (long, short) = (answered("word ".repeat(40)), chat("Sound?"));
     let (_dir, path) = file(std::slice::from_ref(&short));
-    let most =
-        Chats::open(&spec(&path, &[]), shelf()).expect("sound").sample(0).expect("sound").input_ids.len();
+    let most = Chats::from_spec(&spec(&path, &[]), shelf())
+        .expect("sound")
+        .sample(0)
+        .expect("sound")
+        .input_ids
+        .len();
     let warnings = |long_ones: usize, short_ones: usize| {
         let lines = [vec![long.clone(); long_ones], vec![short.clone(); short_ones]].concat();
         let (_dir, path) = file(&lines);
-        Chats::open(&spec(&path, &[("data.max_tokens", json!(most))]), shelf()).expect("sound").warnings()
+        Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(most))]), shelf())
+            .expect("sound")
+            .warnings()
     };
     let told = |count: &str| {
         format!(
@@ -195,7 +201,7 @@ fn an_answer_that_is_empty_is_told_by_its_line_and_learned() {
     let lines = [chat("Sound?"), answered(String::new()), off.to_owned(), answered(" \\n".to_owned())];
     let warnings = |lines: &[String]| {
         let (_dir, path) = file(lines);
-        let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
+        let chats = Chats::from_spec(&spec(&path, &[]), shelf()).expect("sound");
         assert!((0..chats.len()).all(|index| chats.sample(index).is_ok()));
         chats.warnings()
     };
@@ -232,7 +238,7 @@ fn chats_that_are_no_lines_are_told_with_the_command_that_makes_lines_of_them() 
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(name);
         fs::write(&path, text).expect("a file");
-        let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
+        let error = Chats::from_spec(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
         assert!(error.contains(&format!("{name}{told}")), "{error}");
     }
 }
@@ -244,7 +250,7 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
     let (_dir, path) = file(&lines);
     let open = |holdout: u64| {
         let keys = [("data.max_tokens", json!(64)), ("data.holdout_every", json!(holdout))];
-        Chats::open(&spec(&path, &keys), shelf())
+        Chats::from_spec(&spec(&path, &keys), shelf())
     };
     let chats = open(0).expect("two of them fit");
     let trained: Vec<_> =
@@ -266,7 +272,7 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
     );
     let (_dir, path) = file(&lines[1..3]);
     let error =
-        Chats::open(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).err().expect("none fits");
+        Chats::from_spec(&spec(&path, &[("data.max_tokens", json!(64))]), shelf()).err().expect("none fits");
     assert!(error.to_string().contains("raise data.max_tokens"), "{error}");
 }
 
@@ -278,7 +284,7 @@ fn a_turn_that_is_switched_off_is_read_and_not_learned() {
         )
     };
     let (_dir, path) = file(&[messages(""), messages(r#", "loss": false"#), messages(r#", "weight": 0"#)]);
-    let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &[]), shelf()).expect("sound");
     let [both, second, other] = [0, 1, 2].map(|index| chats.sample(index).expect("sound"));
     assert_eq!((&second.input_ids, &second.learned), (&both.input_ids, &other.learned));
     let first = both.learned.iter().position(|learned| *learned).expect("two answers");
@@ -304,12 +310,12 @@ fn the_size_that_a_chat_asks_for_an_image_is_obeyed_within_the_bounds_of_the_run
     ];
     let (_dir, path) = file(&lines);
     let bounds = [("data.min_pixels", json!(cell)), ("data.max_pixels", json!(8 * cell))];
-    let chats = Chats::open(&spec(&path, &bounds), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &bounds), shelf()).expect("sound");
     let shapes: Vec<_> = (0..4).map(|index| chats.sample(index).expect("sound").image_shapes[0]).collect();
     assert_ne!(shapes[0], [1, 2, 2]);
     assert_eq!((shapes[1], shapes[2]), ([1, 2, 2], [1, 4, 6]));
     assert!(shapes[3][1] * shapes[3][2] <= 4 * 8, "{shapes:?}");
-    let outline = ChatOutline::read(&spec(&path, &bounds), shelf()).expect("sound");
+    let outline = ChatOutline::from_spec(&spec(&path, &bounds), shelf()).expect("sound");
     assert!(shapes.contains(&outline.images[0]), "{:?}", outline.images);
     let error = refused(&[with(r#", "resized_height": 56"#)]);
     assert!(error.contains("one of `resized_height` and `resized_width`; give both"), "{error}");
@@ -319,19 +325,23 @@ fn the_size_that_a_chat_asks_for_an_image_is_obeyed_within_the_bounds_of_the_run
 fn one_chat_of_so_many_is_held_out_and_the_fingerprint_is_the_files() {
     let lines: Vec<_> = (0..7).map(|number| chat(&format!("Number {number}?"))).collect();
     let (_dir, path) = file(&lines);
-    let chats = Chats::open(&spec(&path, &[("data.holdout_every", json!(3))]), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &[("data.holdout_every", json!(3))]), shelf()).expect("sound");
     assert_eq!(chats.holdout(), [2, 5]);
     assert_eq!((chats.len(), chats.training().len()), (7, 5));
     let (_dir, copy) = file(&lines);
-    let same = Chats::open(&spec(&copy, &[]), shelf()).expect("sound");
+    let same = Chats::from_spec(&spec(&copy, &[]), shelf()).expect("sound");
     assert_eq!(same.fingerprint(), chats.fingerprint());
     let (_dir, other) = file(&lines[1..]);
-    assert_ne!(Chats::open(&spec(&other, &[]), shelf()).expect("sound").fingerprint(), chats.fingerprint());
+    assert_ne!(
+        Chats::from_spec(&spec(&other, &[]), shelf()).expect("sound").fingerprint(),
+        chats.fingerprint()
+    );
 }
 
 #[test]
 fn chats_come_apart_as_the_engine_put_them_together() {
-    let chats = Chats::open(&spec(&assets().join("shapes/chats.jsonl"), &[]), shelf()).expect("they ship");
+    let chats =
+        Chats::from_spec(&spec(&assets().join("shapes/chats.jsonl"), &[]), shelf()).expect("they ship");
     let read: Vec<Box<dyn Sample>> = (0..6).map(|index| chats.read(index).expect("sound")).collect();
     let batch = (&chats as &dyn Samples).batch(Step(1), &read);
     let apart = chats.take_apart(&*batch);

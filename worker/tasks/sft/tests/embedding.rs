@@ -60,7 +60,7 @@ fn a_batch_in_parts_has_the_same_gradients_up_to_rounding() {
 fn an_adapter_on_a_head_that_is_the_table_is_refused() {
     let changes = [("model.train", json!(["embed_tokens"])), ("lora.targets", json!(["q_proj", "lm_head"]))];
     let spec = spec(&assets().join("shapes/chats.jsonl"), &changes);
-    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let samples = Chats::from_spec(&spec, shelf()).expect("they ship");
     let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("embed_tokens") && message.contains("has a LoRA adapter"), "{message}");
@@ -69,7 +69,7 @@ fn an_adapter_on_a_head_that_is_the_table_is_refused() {
 #[test]
 fn in_host_memory_it_cannot_be_the_heads_weight_as_well() {
     let spec = spec(&assets().join("shapes/chats.jsonl"), &[("memory.offload", json!("embedding"))]);
-    let samples = Chats::open(&spec, shelf()).expect("they ship");
+    let samples = Chats::from_spec(&spec, shelf()).expect("they ship");
     let built = TaskOn::<Flex>::build(&Sft::<Flex>::default(), &spec, &samples, &Default::default());
     let message = built.err().expect("refused").to_string();
     assert!(message.contains("memory.offload") && message.contains("the head's weight"), "{message}");

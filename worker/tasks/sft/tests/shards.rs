@@ -31,7 +31,8 @@ fn shard(samples: &[Vec<Member>]) -> (tempfile::TempDir, PathBuf) {
 #[test]
 fn packed_chats_are_the_chats_of_the_file_bit_for_bit() {
     let file = assets().join("shapes/chats.jsonl");
-    let loose = Chats::open(&spec(&file, &[("data.holdout_every", json!(6))]), shelf()).expect("they ship");
+    let loose =
+        Chats::from_spec(&spec(&file, &[("data.holdout_every", json!(6))]), shelf()).expect("they ship");
     let text = fs::read_to_string(&file).expect("it ships");
     let dir = tempfile::tempdir().expect("a directory");
     let lines: Vec<&str> = text.lines().collect();
@@ -55,14 +56,15 @@ fn packed_chats_are_the_chats_of_the_file_bit_for_bit() {
     }
     assert!(images > 200);
     let shards = dir.path().join("shapes-{000..002}.tar");
-    let packed = Chats::open(&spec(&shards, &[("data.holdout_every", json!(6))]), shelf()).expect("sound");
+    let packed =
+        Chats::from_spec(&spec(&shards, &[("data.holdout_every", json!(6))]), shelf()).expect("sound");
     assert_eq!((packed.len(), packed.holdout()), (loose.len(), loose.holdout()));
     for index in 0..packed.len() {
         assert_eq!(packed.sample(index).expect("sound"), loose.sample(index).expect("sound"), "{index}");
     }
     let told = packed.describe().expect("sound")[0].1.clone();
     assert!(told.starts_with("240 chats in 3 shards, ") && told.ends_with("one of 6 held out"), "{told}");
-    let predicted = |path: &Path| ChatOutline::read(&spec(path, &[]), shelf()).expect("sound");
+    let predicted = |path: &Path| ChatOutline::from_spec(&spec(path, &[]), shelf()).expect("sound");
     assert_eq!(predicted(&shards), predicted(&file));
 }
 
@@ -85,7 +87,7 @@ fn images_beside_a_chat_are_its_list_and_a_text_is_their_caption() {
         vec![("png", blue), ("txt", b"A blue square.\n".to_vec())],
         vec![("json", chat("", "\"No picture.\""))],
     ]);
-    let chats = Chats::open(&spec(&path, &[]), shelf()).expect("sound");
+    let chats = Chats::from_spec(&spec(&path, &[]), shelf()).expect("sound");
     let [listed, named, own, caption, none] =
         [0, 1, 2, 3, 4].map(|index| chats.sample(index).expect("sound"));
     assert_eq!((listed.input_ids, listed.pixel_values), (named.input_ids, named.pixel_values));
@@ -117,13 +119,13 @@ fn what_is_wrong_in_a_shard_is_named_with_file_byte_and_remedy() {
         ),
     ] {
         let (_dir, path) = shard(&[vec![("json", chat("", "\"Sound.\""))], sample]);
-        let error = Chats::open(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
+        let error = Chats::from_spec(&spec(&path, &[]), shelf()).err().expect("it is refused").to_string();
         assert!(error.contains("chats.tar: `train/000001.") && error.contains(" at byte 1024: "), "{error}");
         assert!(wanted.iter().all(|part| error.contains(part)), "{error}");
     }
     let (_dir, path) = shard(&[vec![("json", chat("", "\"Sound.\""))]]);
     let error =
-        Chats::open(&spec(&path, &[("data.images", json!("/images"))]), shelf()).err().expect("refused");
+        Chats::from_spec(&spec(&path, &[("data.images", json!("/images"))]), shelf()).err().expect("refused");
     assert!(error.to_string().contains("data.images"), "{error}");
 }
 
@@ -134,11 +136,11 @@ fn a_damaged_image_of_a_shard_is_its_own_chats_fault() {
         vec![("json", chat("", "\"<image>Sound?\"")), ("png", picture("red-circle-0.png"))],
         vec![("json", chat("", "\"<image>Sound?\"")), ("png", broken)],
     ]);
-    let chats = Chats::open(&spec(&path, &[]), shelf()).expect("known before training: nothing");
+    let chats = Chats::from_spec(&spec(&path, &[]), shelf()).expect("known before training: nothing");
     chats.read(0).expect("sound");
     let error = chats.read(1).expect_err("damaged");
     assert!(error.to_string().contains("chats.tar: `train/000001.json` at byte"), "{error}");
     assert_eq!(chats.damaged_row(1, &error).row, 1);
-    let read = |changed: &Path| Chats::open(&spec(changed, &[]), shelf()).expect("sound").fingerprint();
+    let read = |changed: &Path| Chats::from_spec(&spec(changed, &[]), shelf()).expect("sound").fingerprint();
     assert_eq!(read(&path), chats.fingerprint());
 }

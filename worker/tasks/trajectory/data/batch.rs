@@ -11,7 +11,7 @@ use coxswain_task::{Batch, CachedFeatures, Sample};
 /// An image, cut into patches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSample {
-    /// Its place in the order of images.
+    /// Place in the order of images.
     pub index: u64,
     /// `[patches, patch values]`, row-major; empty where its trajectories are there already.
     pub pixel_values: Arc<Vec<f32>>,
@@ -22,7 +22,7 @@ pub struct ImageSample {
 pub struct ImageBatch {
     /// The optimizer step that they belong to.
     pub step: Step,
-    /// Their places in the order of images.
+    /// Places in the order of images.
     pub indices: Vec<u64>,
     /// Positions of each image.
     pub positions: usize,
@@ -34,7 +34,7 @@ pub struct ImageBatch {
 
 impl ImageBatch {
     /// These images, in this order.
-    pub fn of(step: Step, positions: usize, samples: &[&ImageSample]) -> Self {
+    pub fn from_samples(step: Step, positions: usize, samples: &[&ImageSample]) -> Self {
         Self {
             step,
             indices: samples.iter().map(|sample| sample.index).collect(),
@@ -44,7 +44,7 @@ impl ImageBatch {
         }
     }
 
-    /// What [`ImageBatch::of`] was given.
+    /// What [`ImageBatch::from_samples`] was given.
     pub fn apart(&self) -> impl Iterator<Item = ImageSample> {
         let images = self.indices.iter().zip(&self.pixel_values);
         images.map(|(&index, pixel_values)| ImageSample { index, pixel_values: pixel_values.clone() })

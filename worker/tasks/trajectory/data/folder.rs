@@ -1,6 +1,6 @@
 //! Images as a run sees them: which there are, in which order, and each as patches.
 //!
-//! [`ImageFolder::open`] reads every file once to name it by its content: that keys the
+//! [`ImageFolder::from_spec`] reads every file once to name it by its content: that keys the
 //! order of samples and the features that are kept. What only shows when an image is decoded is that image's
 //! own fault: the run goes on without it.
 
@@ -74,8 +74,8 @@ pub struct ImageFolder {
 
 impl ImageFolder {
     /// Lists the run's images, and reads each once for its name.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let settings = checked(TrajectorySettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let settings = checked(TrajectorySettings::from_spec(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.extractor.path)?);
         let family = models.vision_language.of(model).map_err(unread)?;
         let grid = grid_of(family.patches(model)?, &settings)?;
@@ -83,11 +83,11 @@ impl ImageFolder {
         let (mut images, mut all) = (Vec::with_capacity(places.len()), blake3::Hasher::new());
         for place in places {
             pulse::beat();
-            let digest = Digest::of_image(&place.read()?);
+            let digest = Digest::of_image(&place.read_bytes()?);
             all.update(&digest.0);
             images.push(Image { place, digest });
         }
-        let holdout = Holdout::of(
+        let holdout = Holdout::new(
             path,
             "image",
             "name a folder with images",
@@ -111,7 +111,7 @@ impl ImageFolder {
     pub fn sample(&self, index: u64) -> Result<ImageSample, DataError> {
         let image = self.image(index)?;
         let refuse = |fault: String| image.place.fault(fault);
-        let bytes = image.place.read()?;
+        let bytes = image.place.read_bytes()?;
         if Digest::of_image(&bytes) != image.digest {
             return Err(refuse("is not the same image as when the run began".into()));
         }
@@ -185,7 +185,7 @@ impl Samples for ImageFolder {
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {
         let samples: Vec<&ImageSample> = samples.iter().map(|sample| sample.content()).collect();
-        Box::new(ImageBatch::of(step, self.positions, &samples))
+        Box::new(ImageBatch::from_samples(step, self.positions, &samples))
     }
 
     fn take_apart(&self, batch: &dyn Batch) -> Vec<Box<dyn Sample>> {

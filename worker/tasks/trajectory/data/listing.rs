@@ -15,7 +15,7 @@ use coxswain_data::{
 };
 use coxswain_proto::{bounded, limits::MAX_PICTURE_BYTES};
 
-use crate::trajectory::config::ImageData;
+use crate::{found::hidden, trajectory::config::ImageData};
 
 /// Endings of the names of files that are read.
 pub const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
@@ -31,10 +31,10 @@ pub enum ImagePlace {
 
 impl ImagePlace {
     /// The image's bytes.
-    pub fn read(&self) -> Result<Vec<u8>, DataError> {
+    pub fn read_bytes(&self) -> Result<Vec<u8>, DataError> {
         match self {
             Self::File(path) => bounded::read(path, MAX_PICTURE_BYTES).map_err(DataError::io(path, "read")),
-            Self::Member(shards, member) => shards.read(*member),
+            Self::Member(shards, member) => shards.read_member(*member),
         }
     }
 
@@ -148,7 +148,7 @@ fn images_of(dir: &Path, whole: bool) -> Result<Vec<PathBuf>, DataError> {
     for entry in fs::read_dir(dir).map_err(DataError::io(dir, "list"))? {
         let path = entry.map_err(DataError::io(dir, "list"))?.path();
         let ending = path.extension().and_then(|ending| ending.to_str()).map(str::to_lowercase);
-        if ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) && path.is_file() {
+        if !hidden(&path) && ending.is_some_and(|ending| ENDINGS.contains(&&*ending)) && path.is_file() {
             files.push(path);
         }
     }

@@ -64,7 +64,7 @@ impl Network {
                 [encoder, decoder].map(Half::Mlp)
             }
             NetworkType::Transformer => {
-                let of = transformer::Shape::of(settings, shape);
+                let of = transformer::Shape::from_settings(settings, shape);
                 let encoder = TransformerHalf::encoder(&mut registrar, of, latent);
                 let decoder = TransformerHalf::decoder(&mut registrar, of, latent);
                 [encoder, decoder].map(|half| Half::Transformer(Box::new(half)))

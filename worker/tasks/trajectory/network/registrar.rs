@@ -8,7 +8,7 @@ use coxswain_nn::{
 
 /// The network, where it trains; `optimizer.lr.network` is its rate.
 pub const NETWORK: Group = Group("network");
-/// Its adapters; `optimizer.lr.lora` is theirs.
+/// Adapters; `optimizer.lr.lora` is theirs.
 pub const ADAPTERS: Group = Group::LORA;
 
 /// Registers a network's tensors below `network.`.

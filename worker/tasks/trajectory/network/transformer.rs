@@ -37,7 +37,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub fn of(settings: &NetworkSettings, trajectory: &TrajectoryShape) -> Self {
+    pub fn from_settings(settings: &NetworkSettings, trajectory: &TrajectoryShape) -> Self {
         let NetworkSettings { hidden_dim: hidden, heads, num_layers: blocks, .. } = *settings;
         Self { tokens: trajectory.layers.len(), dim: trajectory.dim, hidden, heads, blocks }
     }

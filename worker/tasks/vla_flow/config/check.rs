@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings,
+    ActionEncoder, Augmentation, Data, Expert, LearningRates, Sensor, TapSetting, VlaSettings, layerwise,
     observation::check_features, oft, sets,
 };
 use coxswain_models::pretrained::settings::check_blocks;
@@ -19,6 +19,7 @@ pub(super) fn check(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     }
     check_expert(&settings.expert, f);
     oft::check(settings, f);
+    layerwise::check(settings, f);
     check_sensor(&settings.sensor, f);
     check_data(&settings.data, f);
     settings.observation.check(f);
@@ -57,6 +58,12 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     f.at_least_one("expert.ends_width", expert.ends_width);
     let rate = (0.0..1.0).contains(&expert.dropout);
     f.in_range("expert.dropout", expert.dropout, rate, "from 0 to below 1");
+    f.require(
+        expert.preset.is_none_or(|preset| Expert::of(preset).head == expert.head),
+        "expert.head",
+        "is another head than that of `expert.preset`",
+        "leave one of them out",
+    );
     f.require(
         expert.action_encoder == ActionEncoder::Linear || expert.width.is_multiple_of(2),
         "expert.action_encoder",

@@ -5,6 +5,7 @@ mod augmentation;
 mod check;
 mod data;
 mod features;
+mod layerwise;
 mod observation;
 mod oft;
 mod schema;

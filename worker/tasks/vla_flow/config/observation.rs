@@ -49,7 +49,7 @@ impl Observation {
         f.require(
             self.history.len() <= MAX_HISTORY,
             "observation.history",
-            format_args!("has {} frames; at most {MAX_HISTORY} are taken", self.history.len()),
+            format_args!("has {} frames; the maximum is {MAX_HISTORY}", self.history.len()),
             "leave some out: each has an image of every camera",
         );
         f.at_least_one("observation.max_text_tokens", self.max_text_tokens.unwrap_or(1));

@@ -7,12 +7,6 @@ use super::{Expert, HeadKind, Preset, VlaSettings};
 /// Refuses by name what the head would not look at.
 pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     let (expert, data) = (&settings.expert, &settings.data);
-    f.require(
-        expert.preset != Some(Preset::Oft) || expert.head == HeadKind::Oft,
-        "expert.head",
-        "is `flow`, and `expert.preset` is `oft`, whose head is an MLP",
-        "leave one of them out",
-    );
     if expert.head != HeadKind::Oft {
         return;
     }

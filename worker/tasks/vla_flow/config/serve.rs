@@ -97,7 +97,7 @@ impl Serve {
                     seen.insert(name) && !TAKEN.contains(&name.as_str()),
                     key,
                     format_args!("reads `{name}`, which another value already uses"),
-                    "give every value a name of its own; `seed` and `noise` are taken",
+                    "give every value a name of its own; `seed` and `noise` are reserved",
                 );
             }
         }

@@ -70,7 +70,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
     f.require(
         data.sets.len() <= MAX_SETS,
         "data.sets",
-        format_args!("lists {} data sets; at most {MAX_SETS} are taken", data.sets.len()),
+        format_args!("lists {} data sets; the maximum is {MAX_SETS}", data.sets.len()),
         "join some of them into one data set",
     );
     f.require(

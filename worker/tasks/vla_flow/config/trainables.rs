@@ -107,6 +107,15 @@ impl Expert {
         match preset {
             Preset::Groot => Self { width: 1536, heads: 32, feature_norm: true, ..both },
             Preset::Starvla => Self { width: 768, heads: 12, repeated_noise: 8, ..both },
+            Preset::QwenPi => Self {
+                head: HeadKind::Layerwise,
+                width: 1024,
+                heads: 16,
+                layers: Self::default().layers,
+                state_encoder: Projection::Linear,
+                repeated_noise: 2,
+                ..both
+            },
             Preset::Oft => Self { preset: Some(preset), head: HeadKind::Oft, ..Self::default() },
         }
     }
@@ -120,6 +129,8 @@ pub enum Preset {
     Groot,
     /// QwenGR00T with DiT-B (`starVLA/model/modules/action_model/GR00T_ActionHeader.py`).
     Starvla,
+    /// QwenPI_v3 (`starVLA/model/framework/VLM4A/QwenPI_v3.py`).
+    QwenPi,
     /// QwenOFT, the head of StarVLA-alpha (`starVLA/model/framework/VLM4A/QwenOFT.py`, arXiv 2604.11757).
     Oft,
 }
@@ -131,6 +142,9 @@ pub enum HeadKind {
     /// A flow-matching expert, which attends to all of them.
     #[default]
     Flow,
+    /// A flow-matching expert with a block for each layer of the language model, which attends to that
+    /// layer's hidden states.
+    Layerwise,
     /// An MLP that reads those of action tokens at the end of the prompt.
     Oft,
 }
@@ -138,7 +152,12 @@ pub enum HeadKind {
 impl HeadKind {
     /// Whether it follows a flow from noise to actions.
     pub fn is_flow(&self) -> bool {
-        *self == Self::Flow
+        *self != Self::Oft
+    }
+
+    /// Whether it is the one that runs have by default.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 

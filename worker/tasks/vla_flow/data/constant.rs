@@ -1,7 +1,10 @@
 //! Numbers that normalization makes something odd of: those that never change in the data set, which tell a
 //! model nothing and whose spread is 0, and those that are far outside the range that they are divided by.
 
-use coxswain_data::{FarValue, NormMode, lerobot::stats::FeatureStats};
+use coxswain_data::{
+    FarValue, NormMode,
+    lerobot::{info::dimension, stats::FeatureStats},
+};
 
 use super::{Dataset, numeric::Numeric};
 
@@ -41,11 +44,6 @@ fn constant_dims(stats: &FeatureStats) -> Vec<usize> {
         same || std.get(*dim) == Some(&0.0)
     };
     (0..dims).filter(is_constant).collect()
-}
-
-/// `3 (gripper)`; the number alone where the data set has no names.
-fn dimension(dim: usize, names: &[String]) -> String {
-    names.get(dim).map_or_else(|| dim.to_string(), |name| format!("{dim} ({name})"))
 }
 
 fn told(name: &str, dims: &[usize], names: &[String], mode: NormMode) -> String {

@@ -46,7 +46,7 @@ impl KeptStats {
     }
 
     fn read(&self) -> Result<Option<FeatureStats>, DataError> {
-        Ok(Stats::read(&self.path)?.and_then(|mut stats| stats.0.remove(&self.feature)))
+        Ok(Stats::read_file(&self.path)?.and_then(|mut stats| stats.0.remove(&self.feature)))
     }
 
     /// Appears whole, unless another process was first.

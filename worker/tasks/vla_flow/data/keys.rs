@@ -107,7 +107,7 @@ impl Task {
             let (path, name) = (self.path.display(), &self.place.1);
             tracing::warn!(
                 %error,
-                "{path}: rows {start}..{end} of {name} cannot be read for the cache, and perhaps others: their features are computed every time; the next launch tries again"
+                "{path}: cannot read rows {start}..{end} of {name} for the cache: their features, and those of other rows that fail, are computed in every epoch of this launch"
             );
         }
     }

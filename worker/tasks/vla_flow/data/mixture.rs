@@ -300,6 +300,10 @@ impl RunData for Mixture {
             .for_each(|action| dataset.denormalize_actions(&mut action[..own]));
     }
 
+    fn action_names(&self, index: u64) -> Vec<String> {
+        self.member(index).map(|(member, own)| member.dataset.action_names(own)).unwrap_or_default()
+    }
+
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
         let found = self.member(index).map(|(member, own)| member.dataset.scene(own));
         found.unwrap_or_default()

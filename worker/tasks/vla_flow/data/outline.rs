@@ -23,6 +23,7 @@ use coxswain_nn::kernels::sizes::Sizes;
 use super::batch::SampleDims;
 use super::mixture;
 use super::numeric::Numeric;
+use super::selection::Selection;
 use super::sizes::{camera_size, prompt_form, sensor_shape};
 use crate::{
     settings::checked,
@@ -63,6 +64,8 @@ pub struct Outline {
     pub prompt_length: PromptLength,
     /// Frames of the data set.
     pub frames: u64,
+    /// Those that an epoch trains on; none of several data sets, whose shares decide.
+    pub epoch: Option<u64>,
     /// Bytes of all data files.
     pub data_bytes: u64,
     /// Bytes that reading the cameras that are stored as video takes at most: decoders, and where frames lie.
@@ -93,6 +96,7 @@ impl Outline {
             dims: more.dims.widest(fewer.dims),
             prompt_tokens: more.prompt_tokens.max(fewer.prompt_tokens),
             frames: more.frames + fewer.frames,
+            epoch: None,
             data_bytes: more.data_bytes + fewer.data_bytes,
             video_bytes: more.video_bytes + fewer.video_bytes,
             ..more
@@ -149,8 +153,8 @@ impl Outline {
                 let text = estimated(longest);
                 let kept = vla.observation.max_text_tokens.map_or(text, |most| text.min(most));
                 let actions = match vla.expert.head {
-                    HeadKind::Flow => 0,
                     HeadKind::Oft => estimated_tokens(data.horizon),
+                    HeadKind::Flow | HeadKind::Layerwise => 0,
                 };
                 let tokens = FRAME_TOKENS + seen + kept + actions + makers.told_tokens(dims.state);
                 (tokens, PromptLength::Estimated)
@@ -158,6 +162,7 @@ impl Outline {
         };
         let (frames, data_bytes, video_bytes) =
             (info.frames, catalog.data_bytes, video_bytes(info, &data.cameras)?);
+        let selection = Selection::of(&catalog, data, &spec.data.holdout_episodes).ok();
         Ok(Self {
             dims,
             patches: images.iter().map(|shape| patches.count(*shape) as u64).sum(),
@@ -165,6 +170,7 @@ impl Outline {
             prompt_tokens,
             prompt_length,
             frames,
+            epoch: selection.map(|selection| selection.training(&catalog).len()),
             data_bytes,
             video_bytes,
             tokenizer_bytes,

@@ -125,8 +125,9 @@ pub struct PaddedSizes {
 /// How actions are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// What makes them; absent where it is a flow-matching expert. Of any other head the rest means nothing.
-    #[serde(default, skip_serializing_if = "HeadKind::is_flow")]
+    /// What makes them; absent where it is a flow-matching expert. Of a head without a flow the rest means
+    /// nothing.
+    #[serde(default, skip_serializing_if = "HeadKind::is_default")]
     pub head: HeadKind,
     /// Which end of the flow is noise.
     pub convention: FlowConvention,
@@ -176,7 +177,7 @@ impl PolicyFile {
         let (state, action) = (&dataset.state, &dataset.action);
         let joined = [state, action].iter().any(|of| of.parts.len() > 1);
         let format = match &settings.observation {
-            _ if !settings.expert.head.is_flow() => 4,
+            _ if !settings.expert.head.is_default() => 4,
             observation if *observation != Observation::default() || joined || state.is_none() => 3,
             _ if dataset.recipe.deltas.any() || !is_smart(&settings.data.resize) => 2,
             _ => 1,

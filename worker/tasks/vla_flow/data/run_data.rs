@@ -15,6 +15,9 @@ pub trait RunData {
     /// Model actions of this sample, `[.., action]`, normalised, back to its data set's units, in place.
     fn denormalize_actions(&self, index: u64, actions: &mut [f32]);
 
+    /// Names of its action's dimensions; none where its data set has none.
+    fn action_names(&self, index: u64) -> Vec<String>;
+
     /// What this sample is to do, in words, and what each camera shows; empty where that cannot be read.
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>);
 }

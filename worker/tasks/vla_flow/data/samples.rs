@@ -154,6 +154,10 @@ impl RunData for Dataset {
         Self::denormalize_actions(self, actions);
     }
 
+    fn action_names(&self, _: u64) -> Vec<String> {
+        self.action.element_names()
+    }
+
     fn scene(&self, index: u64) -> (String, Vec<(String, Rgb)>) {
         let task = self.at(index).and_then(|at| at.task().map(str::to_owned)).unwrap_or_default();
         let pictures = self.sample(index).map(|sample| pictures(&*self.images, &sample)).unwrap_or_default();
@@ -242,10 +246,15 @@ impl Samples for Dataset {
     fn describe(&self) -> Result<Vec<(&'static str, String)>, DataError> {
         let prompt = self.prompt_tokens()?;
         let left_out = self.selection.describe().map(|told| ("left_out", told));
-        Ok(left_out
-            .into_iter()
-            .chain([("prompt_tokens", format!("{prompt} prompt tokens a sample"))])
-            .collect())
+        let names = self.cameras.iter().map(|camera| camera.name.trim_start_matches("observation.images."));
+        let cameras = match names.collect::<Vec<_>>()[..] {
+            [] => "no camera".to_owned(),
+            [one] => format!("camera {one}"),
+            ref several => format!("cameras {}", several.join(" and ")),
+        };
+        let (trained, all) = (self.selection.trained(), self.catalog.episodes.episodes.len());
+        let told = format!("{trained} of {all} episodes, {cameras}, {prompt} prompt tokens a sample");
+        Ok([("data", told)].into_iter().chain(left_out).collect())
     }
 
     fn warnings(&self) -> Vec<String> {

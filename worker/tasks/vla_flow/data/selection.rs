@@ -66,6 +66,11 @@ impl Selection {
         self.trained.binary_search(&episode).is_ok() || self.holdout.contains(&episode)
     }
 
+    /// How many episodes are trained on.
+    pub(super) fn trained(&self) -> usize {
+        self.trained.len()
+    }
+
     /// What is left out by `data.exclude_episodes`, in words; none where it names nothing.
     pub(super) fn describe(&self) -> Option<String> {
         let (episodes, frames) = self.excluded;

@@ -14,6 +14,9 @@
 //! With dropout, some of what each half adds to `x` is dropped in training: the rows are a draw's tokens, the
 //! module is `expert.blocks.N.attn` or `.mlp`.
 //!
+//! A layerwise expert has cross-attention alone. The source of keys and values is then `c = W_p (layer_norm(h) *
+//! gain + bias) + b_p` of the block's own layer `h` of the language model.
+//!
 //! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax
 //! takes out again. Its gradient is rounding noise, which AdamW would scale up to full steps.
 //!
@@ -33,7 +36,7 @@ use coxswain_nn::{
     recompute::Layer,
 };
 
-use super::{ExpertShape, registrar::Registrar};
+use super::{ExpertShape, features::FeatureNorm, registrar::Registrar};
 
 /// Of the layer norms inside blocks.
 const EPS: f64 = 1e-5;
@@ -42,6 +45,8 @@ const EPS: f64 = 1e-5;
 #[derive(Clone, Debug)]
 pub(super) struct DitBlock {
     cross: bool,
+    /// Of the hidden states that this block alone reads.
+    source: Option<(FeatureNorm, Dense)>,
     width: usize,
     heads: usize,
     ada: Dense,
@@ -85,14 +90,21 @@ pub(super) struct KeysValues<T: Tape> {
 }
 
 impl DitBlock {
-    /// Registers block `index`; even ones cross-attend.
+    /// Registers block `index`; even ones cross-attend, of a layerwise expert all.
     pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape, index: usize) -> Self {
-        let (width, cross) = (shape.width, index.is_multiple_of(2));
-        let source = if cross { shape.context } else { width };
+        let (width, layerwise) = (shape.width, shape.form.layerwise);
+        let cross = layerwise || index.is_multiple_of(2);
+        let own = layerwise.then(|| {
+            let norm = FeatureNorm::register(registrar, &format!("blocks.{index}.features"), shape.context);
+            let projection = DenseShape::xavier(shape.context, width);
+            (norm, registrar.dense(&format!("blocks.{index}.project"), projection))
+        });
+        let source = if cross && !layerwise { shape.context } else { width };
         let mut dense =
             |name: &str, shape: DenseShape| registrar.dense(&format!("blocks.{index}.{name}"), shape);
         Self {
             cross,
+            source: own,
             width,
             heads: shape.heads,
             ada: dense("ada", DenseShape::zeros(width, 2 * width)),
@@ -109,8 +121,9 @@ impl DitBlock {
 
     /// Whether anything of it trains.
     pub fn trains(&self) -> bool {
-        let Self { ada, query, key, value, output, mlp_in, mlp_out, .. } = self;
-        [ada, query, key, value, output, mlp_in, mlp_out].into_iter().any(Dense::trains)
+        let Self { ada, query, key, value, output, mlp_in, mlp_out, source, .. } = self;
+        let own = source.as_ref().is_some_and(|(norm, linear)| norm.trains() || linear.trains());
+        own || [ada, query, key, value, output, mlp_in, mlp_out].into_iter().any(Dense::trains)
     }
 
     /// Whether the block reads the hidden states.
@@ -120,9 +133,13 @@ impl DitBlock {
 
     /// Keys and values of `source_nd`: the hidden states, or the block's own normalised input.
     pub fn project<T: Tape>(&self, params: &ParamScope<'_, T>, source_nd: &Tensor<T, 2>) -> KeysValues<T> {
+        let source_nd = match &self.source {
+            Some((norm, linear)) => linear.apply(params, norm.apply(params, source_nd.clone())),
+            None => source_nd.clone(),
+        };
         KeysValues {
             keys_nd: self.key.apply(params, source_nd.clone()),
-            values_nd: self.value.apply(params, source_nd.clone()),
+            values_nd: self.value.apply(params, source_nd),
         }
     }
 
@@ -178,7 +195,7 @@ impl DitBlock {
         };
         let y_nd = last.apply(params, inner_nf);
         let left_nd = match <T::Base as ModelBackend>::VALUES {
-            true => Dropout { rows, module: self.words[half], rate: self.dropout }.of(y_nd),
+            true => Dropout { rows, module: self.words[half], rate: self.dropout }.apply(y_nd),
             // What is dropped is not drawn where there are sizes alone.
             false => y_nd.clone() * y_nd.zeros_like(),
         };

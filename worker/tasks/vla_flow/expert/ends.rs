@@ -5,8 +5,9 @@
 //! actions   W_1 a    or  W_3 silu(W_2 [W_1 a; sinusoids(1000 t)])      `expert.action_encoder`
 //! state     W s      or  W_2 relu(W_1 s)                               `expert.state_encoder`
 //! velocity  W y      or  W_3 relu(W_2 W_1 y)                           `expert.action_decoder`
-//! hidden    as it is, or layer_norm(h) * gain + bias                   `expert.feature_norm`
 //! ```
+//!
+//! Before the velocity's decoder stands an AdaLN, but in a layerwise expert.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use burn::tensor::{
 
 use coxswain_nn::{
     dense::{Dense, DenseShape},
-    kernels::{AdaNorm, RowOps, Tape},
+    kernels::{AdaNorm, Tape},
     params::{Init, ParamId, ParamScope},
     recompute::segment::Segment,
 };
@@ -32,20 +33,26 @@ const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.
 const SMALL: f32 = 0.02;
 
-/// `[cos | sin]` of `1000 t` at 128 frequencies from 1 to 1e-4, as diffusers' `Timesteps(256,
-/// flip_sin_to_cos=True, downscale_freq_shift=1)` makes them. `times` `[m]`; returns `[m, 256]`.
-pub(super) fn sinusoids<B: Backend>(times: &[f32], device: &B::Device) -> Tensor<B, 2> {
+/// Flow times in thousandths, as their sinusoids are of; a layerwise expert's are whole ones.
+pub(super) fn thousandths(times: &[f32], whole: bool) -> Vec<f64> {
+    let of = |&t: &f32| if whole { f64::from((1000.0 * t).trunc()) } else { 1000.0 * f64::from(t) };
+    times.iter().map(of).collect()
+}
+
+/// `[cos | sin]` of thousandths at 128 frequencies from 1 to 1e-4, as diffusers' `Timesteps(256,
+/// flip_sin_to_cos=True, downscale_freq_shift=1)` makes them. `thousandths` `[m]`; returns `[m, 256]`.
+pub(super) fn sinusoids<B: Backend>(thousandths: &[f64], device: &B::Device) -> Tensor<B, 2> {
     let half = TIME_WIDTH / 2;
-    let mut table = vec![0.0f32; times.len() * TIME_WIDTH];
-    for (row, &t) in table.chunks_exact_mut(TIME_WIDTH).zip(times) {
+    let mut table = vec![0.0f32; thousandths.len() * TIME_WIDTH];
+    for (row, &t) in table.chunks_exact_mut(TIME_WIDTH).zip(thousandths) {
         for i in 0..half {
             let frequency = (-(10_000f64.ln()) * i as f64 / (half - 1) as f64).exp();
-            let (sin, cos) = (1000.0 * f64::from(t) * frequency).sin_cos();
+            let (sin, cos) = (t * frequency).sin_cos();
             row[i] = cos as f32;
             row[half + i] = sin as f32;
         }
     }
-    Tensor::from_data(TensorData::new(table, [times.len(), TIME_WIDTH]), device)
+    Tensor::from_data(TensorData::new(table, [thousandths.len(), TIME_WIDTH]), device)
 }
 
 /// Flow time to the condition that all blocks share: `silu(W_2 silu(W_1 sinusoids(t)))`. The outer `silu`
@@ -85,20 +92,24 @@ impl<B: Tape<Base = B>> Segment<B> for TimeSegment<'_, B> {
     }
 }
 
-/// Sinusoids of `1000 t` as wide as a token, `[sin | cos]` at frequencies from 1 down to 1e-4: what GR00T and
-/// starVLA mix into action tokens. `times` `[m]`; returns `[m, width]`.
-pub(super) fn token_sinusoids<B: Backend>(times: &[f32], width: usize, device: &B::Device) -> Tensor<B, 2> {
+/// Sinusoids of thousandths as wide as a token, `[sin | cos]` at frequencies from 1 down to 1e-4: what GR00T
+/// and starVLA mix into action tokens. `thousandths` `[m]`; returns `[m, width]`.
+pub(super) fn token_sinusoids<B: Backend>(
+    thousandths: &[f64],
+    width: usize,
+    device: &B::Device,
+) -> Tensor<B, 2> {
     let half = width / 2;
-    let mut table = vec![0.0f32; times.len() * width];
-    for (row, &t) in table.chunks_exact_mut(width).zip(times) {
+    let mut table = vec![0.0f32; thousandths.len() * width];
+    for (row, &t) in table.chunks_exact_mut(width).zip(thousandths) {
         for i in 0..half {
             let frequency = (-(10_000f64.ln()) * i as f64 / half as f64).exp();
-            let (sin, cos) = (1000.0 * f64::from(t) * frequency).sin_cos();
+            let (sin, cos) = (t * frequency).sin_cos();
             row[i] = sin as f32;
             row[half + i] = cos as f32;
         }
     }
-    Tensor::from_data(TensorData::new(table, [times.len(), width]), device)
+    Tensor::from_data(TensorData::new(table, [thousandths.len(), width]), device)
 }
 
 /// Two linear layers with a ReLU between.
@@ -250,61 +261,32 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
     }
 }
 
-/// A layer norm of the hidden states, with gain and bias (`vlln` of GR00T).
-#[derive(Clone, Debug)]
-pub(super) struct FeatureNorm {
-    gain: ParamId,
-    bias: ParamId,
-}
-
-impl FeatureNorm {
-    pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
-        Self {
-            gain: registrar.tensor("features.weight", &[shape.context], Init::Ones),
-            bias: registrar.tensor("features.bias", &[shape.context], Init::Zeros),
-        }
-    }
-
-    /// Whether it trains.
-    pub fn trains(&self) -> bool {
-        matches!(self.gain, ParamId::Trained(_))
-    }
-}
-
-/// The norm on the hidden states of one micro-batch, `[b * s, context]`.
-pub(super) struct FeatureSegment<'a>(pub &'a FeatureNorm);
-
-impl<B: Tape<Base = B>> Segment<B> for FeatureSegment<'_> {
-    fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
-        const EPS: f64 = 1e-5;
-        let width = inputs[0].dims()[1];
-        let [gain, bias] = [self.0.gain, self.0.bias].map(|id| params.get::<1>(id).reshape([1, width]));
-        <T as RowOps>::layer_norm(inputs[0].clone(), EPS) * gain + bias
-    }
-}
-
 /// Final AdaLN and projection to actions.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
-    ada: Dense,
-    output: Dense,
+    /// The AdaLN's scale and shift, and the layer behind it; a layerwise expert has a decoder alone.
+    modulated: Option<[Dense; 2]>,
     decoder: Option<Mlp>,
 }
 
 impl Head {
     pub fn register(registrar: &mut Registrar<'_>, shape: &ExpertShape) -> Self {
-        let (width, action) = (shape.width, shape.action);
-        let ada = registrar.dense("final.ada", DenseShape::zeros(width, 2 * width));
-        let Some(hidden) = shape.form.decoder_hidden else {
-            let output = registrar.dense("final.out", DenseShape::zeros(width, action));
-            return Self { ada, output, decoder: None };
-        };
-        // The last of three layers is the one that starts at zero: below it ReLU would pass nothing on.
+        let (width, action, form) = (shape.width, shape.action, shape.form);
         let xavier = DenseShape::xavier;
-        let output = registrar.dense("final.out", xavier(width, hidden));
-        let last = DenseShape::zeros(hidden, action);
-        let decoder = Some(Mlp::register(registrar, "decoder", xavier(hidden, hidden), last));
-        Self { ada, output, decoder }
+        let modulated = (!form.layerwise).then(|| {
+            let output = match form.decoder_hidden {
+                // The last of three layers is the one that starts at zero: below it ReLU would pass nothing on.
+                Some(hidden) => xavier(width, hidden),
+                None => DenseShape::zeros(width, action),
+            };
+            let ada = registrar.dense("final.ada", DenseShape::zeros(width, 2 * width));
+            [ada, registrar.dense("final.out", output)]
+        });
+        let decoder = form.decoder_hidden.map(|hidden| {
+            let first = xavier(if form.layerwise { width } else { hidden }, hidden);
+            Mlp::register(registrar, "decoder", first, DenseShape::zeros(hidden, action))
+        });
+        Self { modulated, decoder }
     }
 }
 
@@ -326,9 +308,14 @@ impl<B: Tape<Base = B>> Segment<B> for HeadSegment<'_> {
         let action_nd = x_mtd
             .narrow(1, self.rows.tokens - self.horizon, self.horizon)
             .reshape([draws * self.horizon, width]);
-        let ada_md = self.head.ada.apply(params, cond_md.clone());
-        let y_nd = T::ada_layer_norm(action_nd, ada_md, AdaNorm { shift_first: true, eps: EPS });
-        let out_no = self.head.output.apply(params, y_nd);
+        let out_no = match &self.head.modulated {
+            Some([ada, output]) => {
+                let ada_md = ada.apply(params, cond_md.clone());
+                let y_nd = T::ada_layer_norm(action_nd, ada_md, AdaNorm { shift_first: true, eps: EPS });
+                output.apply(params, y_nd)
+            }
+            None => action_nd,
+        };
         match &self.head.decoder {
             Some(decoder) => decoder.apply(params, out_no),
             None => out_no,

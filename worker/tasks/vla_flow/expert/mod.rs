@@ -15,6 +15,11 @@
 //! prediction is zero velocity and a block starts without modulation. In the very first step only the output
 //! layer therefore gets a gradient.
 //!
+//! A layerwise expert ([`ExpertForm::layerwise`], QwenPI_v3 of starVLA) has a block for each layer of the language
+//! model, which cross-attends that layer's hidden states through a norm and a projection of its own. Times
+//! of its embeddings are whole thousandths, and the decoder of velocities reads the last block as it is.
+//! No token of it attends to another, so that its future tokens change nothing, as in starVLA.
+//!
 //! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory
 //! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
 //! module does not do: draw noise or compute a loss (`flow`), or know where hidden states come from.
@@ -25,6 +30,7 @@
 
 mod block;
 mod ends;
+mod features;
 mod registrar;
 mod shape;
 #[cfg(test)]
@@ -39,16 +45,17 @@ pub(super) use self::registrar::Registrar;
 use self::{
     block::{DitBlock, DitLayer, KeyValueSource, Rows},
     ends::{
-        FeatureNorm, FeatureSegment, Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding,
-        TokenSegment, sinusoids, token_sinusoids,
+        Head, HeadSegment, TimeEmbedding, TimeSegment, TokenEmbedding, TokenSegment, sinusoids, thousandths,
+        token_sinusoids,
     },
+    features::{FeatureNorm, FeatureSegment},
 };
 pub use self::{
     registrar::Learning,
-    shape::{ExpertForm, ExpertShape},
+    shape::{ExpertForm, ExpertShape, ModelSizes},
 };
 use coxswain_nn::recompute::{
-    Retention, Tower, Trace,
+    Retention, Tower, TowerGradient, Trace,
     segment::{Input, RecordedSegment, Segment},
 };
 use coxswain_nn::{
@@ -76,8 +83,8 @@ pub struct Conditioning<B: Tape<Base = B>> {
     pub state_bc: Option<Tensor<B, 2>>,
     /// `[b * sensor_tokens, width]`; none without a sensor.
     pub sensor: Option<Input<B>>,
-    /// Vision-language hidden states, `[b * s, context]`.
-    pub hidden: Input<B>,
+    /// Vision-language hidden states, `[b * s, context]`: for all blocks, or for each its own.
+    pub hidden: Vec<Input<B>>,
     /// Which of the `s` hidden states of each sample count.
     pub mask: AttentionMask,
 }
@@ -95,16 +102,16 @@ pub struct Draws<'t, B: Tape<Base = B>> {
 pub struct ExpertTrace<'a, B: Tape<Base = B>> {
     time: RecordedSegment<'a, B>,
     tokens: RecordedSegment<'a, B>,
-    tower: Tower<'a, B, Vec<DitLayer<'a>>>,
-    blocks: Trace<'a, B>,
+    /// All blocks, or each with the hidden states that it alone reads.
+    towers: Vec<(Tower<'a, B, Vec<DitLayer<'a>>>, Trace<'a, B>)>,
     head: RecordedSegment<'a, B>,
     features: Option<RecordedSegment<'a, B>>,
 }
 
 /// Gradients of what went into the expert; none where not tracked.
 pub struct ExpertGradient<B: Tape<Base = B>> {
-    /// By the hidden states, `[b * s, context]`.
-    pub hidden: Option<Tensor<B, 2>>,
+    /// By the hidden states, in their order, `[b * s, context]`.
+    pub hidden: Option<Vec<Tensor<B, 2>>>,
     /// By the sensor tokens, `[b * sensor_tokens, width]`.
     pub sensor: Option<Tensor<B, 2>>,
 }
@@ -120,7 +127,8 @@ impl ActionExpert {
             tokens: TokenEmbedding::register(registrar, &shape),
             blocks: (0..shape.layers).map(|index| DitBlock::register(registrar, &shape, index)).collect(),
             head: Head::register(registrar, &shape),
-            features: shape.form.feature_norm.then(|| FeatureNorm::register(registrar, &shape)),
+            features: (shape.form.feature_norm)
+                .then(|| FeatureNorm::register(registrar, "features", shape.context)),
         }
     }
 
@@ -147,26 +155,31 @@ impl ActionExpert {
         let tokens =
             RecordedSegment::run(&token_segment, trainables, conditioning.sensor.into_iter().collect());
         let cond = Input { value: time.output(), tracked: self.time.trains() };
-        let given = conditioning.hidden;
-        let norm = self.features.as_ref();
-        let tracked = given.tracked || norm.is_some_and(FeatureNorm::trains);
-        let features =
-            norm.map(|norm| RecordedSegment::run(&FeatureSegment(norm), trainables, vec![given.clone()]));
-        let value = features.as_ref().map_or(given.value, RecordedSegment::output);
-        let hidden = Input { value, tracked };
-        let sides_train = cond.tracked || hidden.tracked;
-        let layer = |block: &'a DitBlock| DitLayer {
-            block,
-            rows: rows.clone(),
-            trains: sides_train || block.trains(),
-        };
-        let layers: Vec<_> = self.blocks.iter().map(layer).collect();
-        let below_head = tokens_train || layers.iter().any(|layer| layer.trains);
-        let tower = Tower { layers, trainables, retention, sides: vec![cond.clone(), hidden], dropout };
-        let Ok((x_nd, blocks)) = tower.forward(tokens.output(), tokens_train);
-        let head_inputs = vec![Input { value: x_nd, tracked: below_head }, cond];
-        let head = RecordedSegment::run(&self.head_segment(&rows), trainables, head_inputs);
-        (head.output(), ExpertTrace { time, tokens, tower, blocks, head, features })
+        let mut hidden = conditioning.hidden;
+        let features = self.features.as_ref().map(|norm| {
+            let features = RecordedSegment::run(&FeatureSegment(norm), trainables, hidden.clone());
+            hidden = vec![Input { value: features.output(), tracked: hidden[0].tracked || norm.trains() }];
+            features
+        });
+        let mut x = Input { value: tokens.output(), tracked: tokens_train };
+        let mut towers = Vec::with_capacity(hidden.len());
+        for (blocks, hidden) in self.blocks.chunks(self.blocks.len() / hidden.len()).zip(hidden) {
+            let sides_train = cond.tracked || hidden.tracked;
+            let layer = |block: &'a DitBlock| DitLayer {
+                block,
+                rows: rows.clone(),
+                trains: sides_train || block.trains(),
+            };
+            let layers: Vec<_> = blocks.iter().map(layer).collect();
+            let tracked = x.tracked || layers.iter().any(|layer| layer.trains);
+            let (sides, dropout) = (vec![cond.clone(), hidden], dropout.clone());
+            let tower = Tower { layers, trainables, retention, sides, dropout };
+            let Ok((value, trace)) = tower.forward(x.value, x.tracked);
+            towers.push((tower, trace));
+            x = Input { value, tracked };
+        }
+        let head = RecordedSegment::run(&self.head_segment(&rows), trainables, vec![x, cond]);
+        (head.output(), ExpertTrace { time, tokens, towers, head, features })
     }
 
     /// Carries the gradient of the velocities back; parameter gradients are added to `grads`.
@@ -175,31 +188,34 @@ impl ActionExpert {
         dv_nc: Tensor<B, 2>,
         grads: &mut dyn GradientSums<B>,
     ) -> ExpertGradient<B> {
-        let ExpertTrace { time, tokens, tower, blocks, head, features } = trace;
+        let ExpertTrace { time, tokens, towers, head, features } = trace;
         let mut of_head = head.backward(dv_nc, grads).into_iter();
-        let of_tokens = of_head.next().flatten();
-        let head_cond = of_head.next().flatten();
-        let Some(dx_nd) = of_tokens else {
-            // Nothing trains below the head of an expert that is brought.
-            return ExpertGradient { hidden: None, sensor: None };
-        };
-        let Ok(of_tower) = tower.backward(blocks, dx_nd, grads);
-        let mut sides = of_tower.sides.into_iter();
-        let cond_md = match (sides.next().flatten(), head_cond) {
-            (Some(of_blocks), Some(of_head)) => Some(of_blocks + of_head),
-            (of_blocks, of_head) => of_blocks.or(of_head),
-        };
-        let mut hidden = sides.next().flatten();
-        if let Some(features) = features {
-            let of_norm = hidden.map(|dhidden_nd| features.backward(dhidden_nd, grads));
-            hidden = of_norm.into_iter().flatten().next().flatten();
+        let mut of_tokens = of_head.next().flatten();
+        let mut of_cond = of_head.next().flatten();
+        let mut of_hidden = Vec::with_capacity(towers.len());
+        for (tower, trace) in towers.into_iter().rev() {
+            // Nothing trains below the head, or below a block, of an expert that is brought.
+            let Some(dx_nd) = of_tokens.take() else { break };
+            let Ok(TowerGradient { input, sides }) = tower.backward(trace, dx_nd, grads);
+            let mut sides = sides.into_iter();
+            of_cond = match (sides.next().flatten(), of_cond) {
+                (Some(of_blocks), Some(above)) => Some(of_blocks + above),
+                (of_blocks, above) => of_blocks.or(above),
+            };
+            of_hidden.push(sides.next().flatten());
+            of_tokens = input;
         }
-        if let Some(cond_md) = cond_md {
+        if let Some(features) = features {
+            let of_norm = of_hidden.pop().flatten().map(|dhidden_nd| features.backward(dhidden_nd, grads));
+            of_hidden.extend(of_norm.into_iter().flatten());
+        }
+        if let Some(cond_md) = of_cond {
             time.backward(cond_md, grads);
         }
-        let of_tokens = of_tower.input.map(|dx_nd| tokens.backward(dx_nd, grads));
+        let of_tokens = of_tokens.map(|dx_nd| tokens.backward(dx_nd, grads));
         let sensor = of_tokens.into_iter().flatten().next().flatten();
-        ExpertGradient { hidden, sensor }
+        let hidden: Option<Vec<_>> = of_hidden.into_iter().rev().collect();
+        ExpertGradient { hidden: hidden.filter(|all| !all.is_empty()), sensor }
     }
 
     /// A function that predicts velocities without a tape, for sampling: what does not depend on the flow's
@@ -212,15 +228,14 @@ impl ActionExpert {
     ) -> impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a {
         let params = ParamScope::<B>::frozen(trainables);
         let in_blocks = ParamScope::<B>::frozen(trainables).holding(activations);
-        let mut conditioning = conditioning;
+        let mut hidden: Vec<_> = conditioning.hidden.iter().map(|input| input.value.clone()).collect();
         if let Some(norm) = &self.features {
-            conditioning.hidden.value =
-                FeatureSegment(norm).run(&params, &[conditioning.hidden.value.clone()]);
+            hidden = vec![norm.apply(&params, hidden.swap_remove(0))];
         }
-        let projected: Vec<_> = self
-            .blocks
-            .iter()
-            .map(|block| block.is_cross().then(|| block.project(&params, &conditioning.hidden.value)))
+        // One for all blocks, or one for each.
+        let of_each = hidden.iter().cycle().zip(&self.blocks);
+        let projected: Vec<_> = of_each
+            .map(|(hidden_nd, block)| block.is_cross().then(|| block.project(&params, hidden_nd)))
             .collect();
         move |draws| {
             let rows = self.rows(&conditioning, &draws);
@@ -231,7 +246,7 @@ impl ActionExpert {
             for (block, projected) in self.blocks.iter().zip(&projected) {
                 let attended = match projected {
                     Some(projected) => KeyValueSource::Projected(projected),
-                    None => KeyValueSource::Hidden(&conditioning.hidden.value),
+                    None => KeyValueSource::Hidden(&hidden[0]),
                 };
                 x_nd = block.mlp(&in_blocks, block.attend(&in_blocks, &rows, x_nd, &cond_md, attended));
             }
@@ -245,8 +260,12 @@ impl ActionExpert {
         Arc::new(Rows { batch, repeats, tokens, mask: conditioning.mask.clone() })
     }
 
+    fn thousandths<B: Tape<Base = B>>(&self, draws: &Draws<'_, B>) -> Vec<f64> {
+        thousandths(draws.times, self.shape.form.layerwise)
+    }
+
     fn time_segment<B: Tape<Base = B>>(&self, draws: &Draws<'_, B>) -> TimeSegment<'_, B> {
-        let sinusoids_mf = sinusoids(draws.times, &draws.noisy_nc.device());
+        let sinusoids_mf = sinusoids(&self.thousandths(draws), &draws.noisy_nc.device());
         TimeSegment { embedding: &self.time, sinusoids_mf }
     }
 
@@ -261,11 +280,9 @@ impl ActionExpert {
             rows: rows.clone(),
             state_bc: conditioning.state_bc.clone(),
             noisy_nc: draws.noisy_nc.clone(),
-            sinusoids_md: self
-                .shape
-                .form
-                .time_in_actions
-                .then(|| token_sinusoids(draws.times, self.shape.width, &draws.noisy_nc.device())),
+            sinusoids_md: self.shape.form.time_in_actions.then(|| {
+                token_sinusoids(&self.thousandths(draws), self.shape.width, &draws.noisy_nc.device())
+            }),
         }
     }
 

@@ -1,9 +1,26 @@
 //! Sizes of an action expert.
 
+use coxswain_models::vision_language::ModelOutline;
+
 use crate::vla_flow::{
-    config::{ActionEncoder, Projection, VlaSettings},
+    config::{ActionEncoder, HeadKind, Projection, VlaSettings},
     data::SampleDims,
 };
+
+/// What a head has to know of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSizes {
+    /// Of its hidden states.
+    pub width: usize,
+    /// Decoder layers.
+    pub layers: usize,
+}
+
+impl From<&ModelOutline> for ModelSizes {
+    fn from(model: &ModelOutline) -> Self {
+        Self { width: model.hidden_size, layers: model.layers }
+    }
+}
 
 /// Sizes of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +60,8 @@ pub struct ExpertForm {
     pub future_tokens: usize,
     /// Fraction of what each half of a block adds that is dropped in training.
     pub dropout: f64,
+    /// Whether each block attends to a layer of the language model of its own, and nothing else.
+    pub layerwise: bool,
 }
 
 impl ExpertForm {
@@ -54,20 +73,23 @@ impl ExpertForm {
         feature_norm: false,
         future_tokens: 0,
         dropout: 0.0,
+        layerwise: false,
     };
 }
 
 impl ExpertShape {
-    /// Of a run whose samples have these sizes, on hidden states of this width.
-    pub fn of(vla: &VlaSettings, context: usize, dims: SampleDims) -> Self {
+    /// Of a run whose samples have these sizes, on a model of such.
+    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let expert = &vla.expert;
+        let layerwise = expert.head == HeadKind::Layerwise;
         let hidden = |projection| (projection == Projection::Mlp).then_some(expert.ends_width);
         Self {
             width: expert.width,
-            layers: expert.layers,
+            layers: if layerwise { model.layers } else { expert.layers },
             heads: expert.heads,
-            context,
-            state: dims.state,
+            context: model.width,
+            // A layerwise expert has no token of the state: the prompt tells it.
+            state: if layerwise { 0 } else { dims.state },
             sensor_tokens: if dims.sensor_window > 0 { vla.sensor.tokens } else { 0 },
             horizon: dims.horizon,
             action: dims.action,
@@ -79,6 +101,7 @@ impl ExpertShape {
                 future_tokens: expert.future_tokens,
                 // One that is brought is as it is in use.
                 dropout: if expert.train { expert.dropout } else { 0.0 },
+                layerwise,
             },
         }
     }

@@ -31,12 +31,25 @@ const OF_THE_FIELD: ExpertShape = ExpertShape {
         feature_norm: true,
         future_tokens: 3,
         dropout: 0.3,
+        layerwise: false,
     },
     ..SHAPE
 };
 /// Of a policy that sees images alone.
 const STATELESS: ExpertShape = ExpertShape { state: 0, ..SHAPE };
-const SHAPES: [ExpertShape; 3] = [SHAPE, OF_THE_FIELD, STATELESS];
+/// With a block for each layer of a language model.
+const LAYERWISE: ExpertShape = ExpertShape {
+    state: 0,
+    form: ExpertForm {
+        decoder_hidden: Some(7),
+        future_tokens: 0,
+        feature_norm: false,
+        layerwise: true,
+        ..OF_THE_FIELD.form
+    },
+    ..SHAPE
+};
+const SHAPES: [ExpertShape; 4] = [SHAPE, OF_THE_FIELD, STATELESS, LAYERWISE];
 const CONTEXT_LEN: usize = 5;
 const PLAIN: Retention = Retention::in_float32(Recompute::None);
 
@@ -77,6 +90,12 @@ impl Toy {
         Self { expert, trainables: Trainables::new(layout, flat, &Default::default()) }
     }
 
+    /// Where it reads hidden states.
+    fn places(&self) -> u64 {
+        let shape = self.expert.shape();
+        if shape.form.layerwise { shape.layers as u64 } else { 1 }
+    }
+
     fn conditioning(&self, rows: std::ops::Range<usize>) -> Conditioning<Flex> {
         let take =
             |x: Tensor<Flex, 2>, per_row: usize| x.narrow(0, rows.start * per_row, rows.len() * per_row);
@@ -85,7 +104,10 @@ impl Toy {
             batch: rows.len(),
             state_bc: (self.expert.shape().state > 0).then(|| take(random(3, SHAPE.state, 20), 1)),
             sensor: Some(Input::tracked(take(random(3 * 2, SHAPE.width, 21), 2))),
-            hidden: Input::tracked(take(random(3 * CONTEXT_LEN, SHAPE.context, 22), CONTEXT_LEN)),
+            hidden: (0..self.places())
+                .map(|place| take(random(3 * CONTEXT_LEN, SHAPE.context, 22 + place), CONTEXT_LEN))
+                .map(Input::tracked)
+                .collect(),
             mask: AttentionMask::Keys(ranges.into()),
         }
     }
@@ -132,7 +154,7 @@ impl Toy {
         let gradient = ActionExpert::backward(trace, chunk(2000), &mut grads);
         Outcome {
             velocity: values(velocity),
-            hidden: values(gradient.hidden.expect("tracked")),
+            hidden: values(Tensor::cat(gradient.hidden.expect("tracked"), 1)),
             sensor: values(gradient.sensor.expect("tracked")),
             params: grads.values().to_vec(),
         }
@@ -269,7 +291,7 @@ fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
     }
     let seen = Conditioning {
         sensor: frozen.conditioning(0..1).sensor.map(|sensor| Input::constant(sensor.value)),
-        hidden: Input::constant(frozen.conditioning(0..1).hidden.value),
+        hidden: vec![Input::constant(frozen.conditioning(0..1).hidden.swap_remove(0).value)],
         ..frozen.conditioning(0..1)
     };
     let draws = Draws { times: &[0.4], noisy_nc: random(SHAPE.horizon, SHAPE.action, 5) };

@@ -62,7 +62,7 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
         let sizes = (outline.image_side, outline.patches, outline.layer);
         let dtype = self.settings.model.weights_dtype;
         let about = format!("{}\n{}\n{dtype:?}\n{sizes:?}", directory.kind(), B::name(&self.passes.device));
-        let tensors = FrozenTensors::open(&directory.dir, rules, below, &about);
+        let tensors = FrozenTensors::from_checkpoint(&directory.dir, rules, below, &about);
         Ok(Box::new(tensors.map_err(TaskError::bad_input)?))
     }
 }

@@ -290,7 +290,7 @@ fn readme(base_model: &str, [module, class]: [&str; 2]) -> String {
          - lerobot\n\
          ---\n\n\
          # LoRA adapter of {base_model}\n\n\
-         Trained by Coxswain. The policy beside this directory, `../policy`, has it merged.\n\n\
+         Trained by Coxswain. `../policy` has it merged.\n\n\
          ```python\n\
          from {module} import {class}\n\
          from peft import PeftModel\n\n\

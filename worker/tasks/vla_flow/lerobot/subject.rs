@@ -244,7 +244,7 @@ impl Subject for PolicySubject {
     }
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
-        let mut savings = Savings::of(self, ask);
+        let mut savings = Savings::new(self, ask);
         savings.add_recompute("runs the expert's layers again in the backward pass");
         savings.add_micro_batch();
         savings.into_suggestions()
@@ -266,6 +266,10 @@ impl Subject for PolicySubject {
                 format!("{prompt_tokens} prompt tokens, {patches} image patches, {} actions", dims.horizon),
             ),
         ]
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        self.outline.epoch
     }
 
     fn to_json(&self) -> Value {

@@ -127,7 +127,7 @@ impl Subject {
         change(&mut subject.spec);
         subject.vla = VlaSettings::of(&subject.spec)?;
         let modules = &subject.model.modules;
-        let split = Split::of(&subject.vla, modules).map_err(ModelError::from)?;
+        let split = Split::of(&subject.vla, &subject.model).map_err(ModelError::from)?;
         let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
         let full = TrainedModules::resolve(&subject.vla.model.train, modules, subject.lora.as_ref());
@@ -180,7 +180,7 @@ impl Subject {
 
     /// What of repeated blocks is in memory on a rank.
     pub(super) fn blocks(&self, ask: Ask) -> InMemory {
-        InMemory::of(&self.spec, ask.cut())
+        InMemory::from_spec(&self.spec, ask.cut())
     }
 
     /// What of repeated blocks is in memory only while they run; none if they are held.

@@ -21,7 +21,10 @@ use coxswain_proto::{
 };
 
 use super::{Ask, Subject, Suggestion};
-use crate::vla_flow::policy::{TrainedParts, resolve_tap};
+use crate::vla_flow::{
+    head::deepest_kept,
+    policy::{TrainedParts, resolve_tap},
+};
 use coxswain_feature_store::{SampleKey, index_bytes};
 use coxswain_models::vision_language::Tap;
 use coxswain_task::Pass;
@@ -46,7 +49,8 @@ pub struct CacheOutlook {
 impl Subject {
     /// Where the run takes features; none without a cache, or where the run file asks for what is not sound.
     pub fn tap(&self) -> Option<Tap> {
-        resolve_tap(&self.spec.cache, &TrainedParts::new(&self.model, self.trains())).ok().flatten()
+        let trained = TrainedParts::new(&self.model, self.trains());
+        resolve_tap(&self.spec.cache, &trained, deepest_kept(&self.vla, &self.model)).ok().flatten()
     }
 
     /// What the run's cache does; none if it has none.

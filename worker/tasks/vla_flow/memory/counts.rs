@@ -126,9 +126,9 @@ pub fn trained(
         SensorEncoder::register(&mut layout, shape);
     }
     // Targets that mean nothing were refused before anything is counted.
-    let split = Split::of(vla, &model.modules).unwrap_or_default();
+    let split = Split::of(vla, model).unwrap_or_default();
     let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-    HeadShape::of(vla, model.hidden_size, dims).register(&mut layout, learning);
+    HeadShape::of(vla, model.into(), dims).register(&mut layout, learning);
     layout
 }
 

@@ -57,7 +57,7 @@ impl memory::Subject for Subject {
             (0, trained) => human::grouped(trained),
             (frozen, 0) => format!("none of {}", human::grouped(frozen)),
             (frozen, trained) => {
-                format!("{} beside {} frozen", human::grouped(trained), human::grouped(frozen))
+                format!("{} with {} frozen", human::grouped(trained), human::grouped(frozen))
             }
         };
         let estimated = match outline.prompt_length {
@@ -65,7 +65,7 @@ impl memory::Subject for Subject {
             PromptLength::Estimated => " (estimated)",
         };
         let draws = match vla.expert.head {
-            HeadKind::Flow => format!("{} draws of ", vla.expert.repeated_noise),
+            HeadKind::Flow | HeadKind::Layerwise => format!("{} draws of ", vla.expert.repeated_noise),
             HeadKind::Oft => String::new(),
         };
         vec![
@@ -102,6 +102,10 @@ impl memory::Subject for Subject {
             (ActivationsDtype::Bfloat16, Recompute::None) => Some("activations rounded to bfloat16"),
             (ActivationsDtype::Bfloat16, _) => Some("activations kept in bfloat16"),
         }
+    }
+
+    fn epoch_len(&self) -> Option<u64> {
+        self.outline.epoch
     }
 
     fn to_json(&self) -> Value {

@@ -116,14 +116,14 @@ impl Subject {
                 what: "moments in host memory".into(),
                 setting: "memory.offload=optimizer".into(),
                 saves: self.shards(ask) as i64,
-                remark: "every step brings them to the GPU and back".into(),
+                remark: "every step copies them to the GPU and back".into(),
             });
             // Of a table that trains there is nothing among the frozen weights.
             suggestions.push(Suggestion {
                 what: "embedding table in host memory".into(),
                 setting: "memory.offload=embedding".into(),
                 saves: self.frozen(ask.place).table as i64,
-                remark: "every step brings the rows that it looks up".into(),
+                remark: "every step copies the rows that it looks up to the GPU".into(),
             });
         }
         suggestions

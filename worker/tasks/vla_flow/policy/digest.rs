@@ -18,6 +18,6 @@ impl<B: Tape<Base = B>> Policy<B> {
             ActivationsDtype::Bfloat16 => "activations in bfloat16\n",
         };
         let about = format!("{}\n{:?}\n{}\n{activations}", B::name(device), source.dtype, outline.sizes);
-        FrozenTensors::open(&source.dir, outline.rules, below.map(|tensor| tensor.name), &about)
+        FrozenTensors::from_checkpoint(&source.dir, outline.rules, below.map(|tensor| tensor.name), &about)
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! What this file does not do: know where features are kept, or how they are rounded there.
 
+use burn::tensor::Tensor;
 use coxswain_models::{
     pretrained::trains::Trains,
     vision_language::{KeptInput, Tap, VlPass, VlRun},
@@ -68,7 +69,21 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok(CachedFeatures { width, values })
     }
 
-    /// The hidden states that the expert attends to, without a trace.
+    /// What the head reads, without a trace, `[b * s, d]` each.
+    pub(super) fn hidden_states(
+        &self,
+        trainables: &Trainables<B>,
+        batch: &MicroBatch,
+    ) -> Result<Vec<Tensor<B, 2>>, StepError> {
+        let run = self.without_trace(trainables, batch, self.kept(batch)?)?;
+        let read = match self.reads[..] {
+            [tap] => run.until(tap).map(|only| vec![only]),
+            _ => run.forward(&self.reads, &mut |_| {}).map(|(read, _)| read),
+        };
+        read.map_err(|broken| failed(batch, broken))
+    }
+
+    /// The final hidden states, without a trace.
     pub fn vl_features(
         &self,
         trainables: &Trainables<B>,
@@ -79,14 +94,15 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok(VlFeatures { hidden_nd, mask: keys_mask(batch) })
     }
 
-    /// Nothing is kept for a backward pass, and every value is the one that a training pass computes.
+    /// As little as there is is kept for a backward pass, and every value is the one that a training pass
+    /// computes.
     fn without_trace<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
         batch: &'a MicroBatch,
         kept: Option<KeptInput<'a>>,
     ) -> Result<Box<dyn VlRun<B> + 'a>, StepError> {
-        let retention = Retention { recompute: Recompute::None, ..self.settings.retention };
+        let retention = Retention { recompute: Recompute::Full, ..self.settings.retention };
         let pass = VlPass { prompts: batch.prompts(), kept, trainables, retention, dropout: None };
         self.model.run(pass).map_err(|broken| failed(batch, broken))
     }

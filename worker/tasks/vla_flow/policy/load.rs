@@ -15,7 +15,7 @@ use crate::{
         adapters::Split,
         data::SampleDims,
         expert::Learning,
-        head::HeadShape,
+        head::{HeadShape, deepest_kept, reads},
         sensor::{SensorEncoder, SensorShape},
     },
 };
@@ -61,12 +61,13 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let family = models.vision_language.of(dir)?;
         let outline = family.outline(dir)?;
-        let split = Split::of(&vla, &outline.modules).map_err(ModelError::from)?;
+        let split = Split::of(&vla, &outline).map_err(ModelError::from)?;
         let tuned =
             TunedModules::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
-        let tap = resolve(&spec.cache, &TrainedParts::new(&outline, tuned.trains()))?;
-        let (blocks, table) = (BlockWeights::of(spec), TablePlace::of(spec));
+        let trained = TrainedParts::new(&outline, tuned.trains());
+        let tap = resolve(&spec.cache, &trained, deepest_kept(&vla, &outline))?;
+        let (blocks, table) = (BlockWeights::from_spec(spec), TablePlace::from_spec(spec));
         let options = LoadOptions { blocks, table, ..vla.model.weights_dtype.into() };
         let model = family.load(dir, options, tuned.trains(), &mut layout, device)?;
         let sensor = (dims.sensor_window > 0).then(|| {
@@ -80,7 +81,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             SensorEncoder::register(&mut layout, shape)
         });
         let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-        let head = HeadShape::of(&vla, outline.hidden_size, dims).register(&mut layout, learning);
+        let head = HeadShape::of(&vla, (&outline).into(), dims).register(&mut layout, learning);
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -102,6 +103,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             full,
             sensor,
             head,
+            reads: reads(&vla, &outline),
             expert_lora: split.expert,
             tap,
             source,
@@ -118,7 +120,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let outline = self.model.outline();
         let modules = &outline.modules;
-        let lora = Split::of(&vla, modules).map_err(ModelError::from)?.model;
+        let lora = Split::of(&vla, outline).map_err(ModelError::from)?.model;
         let tuned = TunedModules::resolve(lora.as_ref(), &vla.model.train, modules, HEAD_IS_UNUSED)?;
         let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
         Ok(tuned.initial_values::<B>(spec.run.seed, layout, checkpoint, vla.model.weights_dtype)?)

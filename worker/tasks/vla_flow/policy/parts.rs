@@ -26,6 +26,8 @@ pub struct Policy<B: Tape<Base = B>> {
     pub(super) full: TrainedModules,
     pub(super) sensor: Option<SensorEncoder>,
     pub(super) head: ActionHead,
+    /// Where the head reads hidden states.
+    pub(super) reads: Vec<Tap>,
     /// Adapters of a head that is brought.
     pub(super) expert_lora: Option<LoraPlan>,
     pub(super) tap: Option<Tap>,

@@ -1,10 +1,7 @@
 //! What a policy does with a micro-batch: train on it, tell its loss, sample from it.
 
 use burn::tensor::Tensor;
-use coxswain_models::{
-    pretrained::prompts::DropoutKeys,
-    vision_language::{Tap, VlPass},
-};
+use coxswain_models::{pretrained::prompts::DropoutKeys, vision_language::VlPass};
 use coxswain_nn::{
     kernels::{DropoutRows, Tape, dropout::row_word},
     params::{GradientSums, ParamScope, Trainables},
@@ -36,9 +33,12 @@ const HEAD_STAGE: &str = "expert";
 struct HeadPass<'p, B: Tape<Base = B>> {
     trainables: &'p Trainables<B>,
     batch: &'p MicroBatch,
-    /// `[b * s, d]`.
-    hidden: Input<B>,
+    /// What is at each place that it reads, `[b * s, d]`.
+    hidden: Vec<Input<B>>,
 }
+
+/// What it gives: the loss sum, and the gradients of what it was given, if they are wanted.
+type HeadLoss<B> = (f64, Option<Vec<Tensor<B, 2>>>);
 
 impl<B: Tape<Base = B>> Policy<B> {
     /// Runs one micro-batch and adds the gradient of its loss *sum* to `grads`.
@@ -64,34 +64,32 @@ impl<B: Tape<Base = B>> Policy<B> {
             dropout: self.dropout(batch),
         };
         let vl = self.model.run(pass).map_err(|broken| failed(batch, broken))?;
-        let (read, vl_trace) = vl
-            .forward(&[Tap::Final], &mut |stage| clock.lap(stage))
-            .map_err(|broken| failed(batch, broken))?;
-        let [hidden_nd] = only(read);
+        let (read, vl_trace) =
+            vl.forward(&self.reads, &mut |stage| clock.lap(stage)).map_err(|broken| failed(batch, broken))?;
 
-        let hidden = Input { value: hidden_nd, tracked: vl_trace.trains() };
+        let tracked = vl_trace.trains();
+        let hidden = read.into_iter().map(|value| Input { value, tracked }).collect();
         let pass = HeadPass { trainables, batch, hidden };
-        let (loss_sum, dhidden_nd) = match &self.head {
+        let (loss_sum, of_hidden) = match &self.head {
             ActionHead::Flow(expert) => self.flow_pass(expert, pass, grads, clock)?,
             ActionHead::Oft(head) => self.oft_pass(head, pass, grads, clock)?,
         };
-        if let Some(dhidden_nd) = dhidden_nd {
+        if let Some(of_hidden) = of_hidden {
             vl_trace
-                .backward(vec![dhidden_nd], grads, &mut |stage| clock.lap(stage))
+                .backward(of_hidden, grads, &mut |stage| clock.lap(stage))
                 .map_err(|broken| failed(batch, broken))?;
         }
         Ok(MicroLoss { loss_sum, valid: self.clean(batch).valid_count() })
     }
 
-    /// A flow-matching expert's part of it, sensor encoder included: the loss sum, and the gradient of the
-    /// hidden states.
+    /// A flow-matching expert's part of it, sensor encoder included.
     fn flow_pass(
         &self,
         expert: &ActionExpert,
         pass: HeadPass<'_, B>,
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
-    ) -> Result<(f64, Option<Tensor<B, 2>>), StepError> {
+    ) -> Result<HeadLoss<B>, StepError> {
         let HeadPass { trainables, batch, hidden } = pass;
         let clean = self.clean(batch);
         let noised = flow::noise(self.settings.convention, self.keys(batch), clean);
@@ -100,7 +98,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         });
         let conditioning = Conditioning {
             batch: batch.len(),
-            state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),
+            state_bc: self.state(expert, batch),
             sensor: sensor.as_ref().map(|recorded| Input::tracked(recorded.output())),
             hidden,
             mask: keys_mask(batch),
@@ -130,9 +128,10 @@ impl<B: Tape<Base = B>> Policy<B> {
         pass: HeadPass<'_, B>,
         grads: &mut dyn GradientSums<B>,
         clock: &mut StageClock<'_>,
-    ) -> Result<(f64, Option<Tensor<B, 2>>), StepError> {
+    ) -> Result<HeadLoss<B>, StepError> {
         let HeadPass { trainables, batch, hidden } = pass;
         let clean = self.clean(batch);
+        let [hidden] = <[_; 1]>::try_from(hidden).unwrap_or_else(|_| unreachable!("it reads one place"));
         let (actions_nc, trace) = head.forward(trainables, hidden, batch.len());
         let loss = oft::absolute_error(&download(actions_nc), clean);
         check_finite(batch, &loss.per_sample)?;
@@ -142,7 +141,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let dactions_nc = self.loss_gradient(&loss, clean, grads);
         let dhidden_nd = OftHead::backward(trace, dactions_nc, grads);
         clock.lap(HEAD_STAGE);
-        Ok((loss.sum(), dhidden_nd))
+        Ok((loss.sum(), dhidden_nd.map(|dhidden_nd| vec![dhidden_nd])))
     }
 
     /// The gradient of a loss by what the head gives, scaled where `grads` says so.
@@ -239,17 +238,18 @@ impl<B: Tape<Base = B>> Policy<B> {
         trainables: &'a Trainables<B>,
         batch: &MicroBatch,
     ) -> Result<impl Fn(Draws<'_, B>) -> Tensor<B, 2> + 'a, StepError> {
-        let conditioning = self.conditioning(trainables, batch)?;
+        let conditioning = self.conditioning(expert, trainables, batch)?;
         Ok(expert.velocity(trainables, self.settings.retention.activations, conditioning))
     }
 
     /// What the expert attends to, without a trace.
     fn conditioning(
         &self,
+        expert: &ActionExpert,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
     ) -> Result<Conditioning<B>, StepError> {
-        let VlFeatures { hidden_nd, mask } = self.vl_features(trainables, batch)?;
+        let hidden = self.hidden_states(trainables, batch)?;
         let params = ParamScope::<B>::frozen(trainables);
         let sensor = self
             .sensor
@@ -257,11 +257,16 @@ impl<B: Tape<Base = B>> Policy<B> {
             .map(|sensor| Input::constant(sensor.segment(&batch.sensor, &self.device).run(&params, &[])));
         Ok(Conditioning {
             batch: batch.len(),
-            state_bc: (self.dims.state > 0).then(|| self.upload(&batch.state, self.dims.state)),
+            state_bc: self.state(expert, batch),
             sensor,
-            hidden: Input::constant(hidden_nd),
-            mask,
+            hidden: hidden.into_iter().map(Input::constant).collect(),
+            mask: keys_mask(batch),
         })
+    }
+
+    /// The states, where the expert has a token of them.
+    fn state(&self, expert: &ActionExpert, batch: &MicroBatch) -> Option<Tensor<B, 2>> {
+        (expert.shape().state > 0).then(|| self.upload(&batch.state, self.dims.state))
     }
 
     /// What keys the draws of the adapters' dropout; none where they drop nothing.
@@ -318,9 +323,4 @@ impl<B: Tape<Base = B>> Policy<B> {
     fn padding<'b>(&self, batch: &'b MicroBatch) -> Padding<'b> {
         Padding { action: self.dims.action, widths: &batch.action_widths }
     }
-}
-
-/// The one tensor that was read.
-fn only<B: Tape<Base = B>>(read: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 1] {
-    read.try_into().expect("a run gives a tensor for each tap that it is asked for")
 }

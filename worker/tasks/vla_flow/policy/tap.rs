@@ -91,8 +91,8 @@ impl TrainedParts {
 }
 
 /// The tap of a run; none if its cache is off. Refuses a tap below which something trains in the steps
-/// that use it.
-pub fn resolve(cache: &Cache, adapted: &TrainedParts) -> Result<Option<Tap>, PolicyError> {
+/// that use it, and one above the deepest from which the head can go on.
+pub fn resolve(cache: &Cache, adapted: &TrainedParts, most: Tap) -> Result<Option<Tap>, PolicyError> {
     if cache.mode == CacheMode::Off {
         return Ok(None);
     }
@@ -100,6 +100,10 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts) -> Result<Option<Tap>, Pol
         Ok(given) => given,
         Err(error) => return refuse("cache.tap", error.to_string()),
     };
+    if cache.mode == CacheMode::Periodic && most != Tap::Final {
+        let problem = "is `periodic`, which keeps the final hidden states, but the head reads every layer; use `exact` or `off`";
+        return refuse("cache.mode", problem.into());
+    }
     let deepest = match (cache.mode, adapted.layers.first()) {
         (CacheMode::Periodic, _) => Tap::Final,
         (_, Some(0)) => Tap::Vision,
@@ -107,6 +111,7 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts) -> Result<Option<Tap>, Pol
         (_, None) => Tap::Final,
         (_, Some(&layer)) => Tap::Layer(layer),
     };
+    let deepest = deepest.min(most);
     if let (CacheMode::Exact, Some(module)) = (cache.mode, &adapted.vision) {
         return refuse(
             "cache.mode",
@@ -122,6 +127,10 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts) -> Result<Option<Tap>, Pol
         vla_flow::TapSetting::Layer(layer) => Tap::Layer(layer),
     };
     check(named, cache.mode, adapted, deepest)?;
+    if named > most {
+        let problem = format!("is {named}, but the head needs what comes before it; use `auto` ({deepest})");
+        return refuse("cache.tap", problem);
+    }
     Ok(Some(named))
 }
 
@@ -192,7 +201,8 @@ mod tests {
     }
 
     fn exact(tap: vla_flow::TapSetting, layers: &[usize]) -> Result<Option<Tap>, String> {
-        resolve(&cache(CacheMode::Exact, tap), &adapted(layers)).map_err(|error| error.to_string())
+        resolve(&cache(CacheMode::Exact, tap), &adapted(layers), Tap::Final)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -201,7 +211,7 @@ mod tests {
         assert_eq!(exact(vla_flow::TapSetting::Auto, &[4, 5]), Ok(Some(Tap::Layer(4))));
         assert_eq!(exact(vla_flow::TapSetting::Auto, &[0, 5]), Ok(Some(Tap::Vision)));
         let off = cache(CacheMode::Off, vla_flow::TapSetting::Final);
-        assert_eq!(resolve(&off, &adapted(&[0])).ok(), Some(None));
+        assert_eq!(resolve(&off, &adapted(&[0]), Tap::Final).ok(), Some(None));
     }
 
     #[test]
@@ -226,21 +236,23 @@ mod tests {
     fn a_vision_tower_that_trains_leaves_nothing_to_keep() {
         let adapted = TrainedParts { vision: Some("model.visual.blocks.0.attn.qkv".into()), ..adapted(&[4]) };
         for tap in [vla_flow::TapSetting::Auto, vla_flow::TapSetting::Vision] {
-            let error = resolve(&cache(CacheMode::Exact, tap), &adapted).expect_err("refused").to_string();
+            let error = resolve(&cache(CacheMode::Exact, tap), &adapted, Tap::Final)
+                .expect_err("refused")
+                .to_string();
             assert!(
                 error.contains("model.visual.blocks.0.attn.qkv") && error.contains("lora.targets"),
                 "{error}"
             );
         }
         let periodic = cache(CacheMode::Periodic, vla_flow::TapSetting::Auto);
-        assert_eq!(resolve(&periodic, &adapted).ok(), Some(Some(Tap::Final)));
+        assert_eq!(resolve(&periodic, &adapted, Tap::Final).ok(), Some(Some(Tap::Final)));
     }
 
     #[test]
     fn a_token_embedding_that_trains_leaves_the_image_features() {
         for layers in [&[][..], &[4]] {
             let adapted = TrainedParts { embedding: true, ..adapted(layers) };
-            let resolve = |tap| resolve(&cache(CacheMode::Exact, tap), &adapted);
+            let resolve = |tap| resolve(&cache(CacheMode::Exact, tap), &adapted, Tap::Final);
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
                 let message = resolve(tap).expect_err("it changes").to_string();

@@ -28,6 +28,7 @@ mod bias;
 mod cached;
 mod dora;
 mod full;
+mod layerwise;
 mod quantized;
 mod rounded;
 mod sharded;

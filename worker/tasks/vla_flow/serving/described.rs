@@ -89,7 +89,7 @@ impl PolicyDescription {
             return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
         }
         let stats_path = dir.join(STATS_FILE);
-        let (stats, noise) = (Stats::read(&stats_path)?, file.action.elements());
+        let (stats, noise) = (Stats::read_file(&stats_path)?, file.action.elements());
         Ok(Self { file, stats, stats_path, noise, settings, base: None })
     }
 }

@@ -208,7 +208,7 @@ impl ObservationReader {
         match request.get(name) {
             Some(Value::Text(text)) if text.len() <= MAX_PROMPT_BYTES => Ok(text),
             Some(Value::Text(text)) => {
-                let problem = format!("{} bytes of text; at most {MAX_PROMPT_BYTES} are taken", text.len());
+                let problem = format!("{} bytes of text; the maximum is {MAX_PROMPT_BYTES}", text.len());
                 Err(BadRequest::new(name, problem))
             }
             _ => Err(self.differs(request, name, name, "expected the instruction as text")),
@@ -248,8 +248,7 @@ impl ObservationReader {
         if values.iter().map(Vec::len).sum::<usize>() != feature.elements() {
             let counts: Vec<_> = values.iter().map(|part| part.len().to_string()).collect();
             let (counts, shape) = (counts.join(" + "), &feature.shape);
-            let problem =
-                format!("found {counts} numbers; expected numbers {shape:?} in all, for {}", feature.name);
+            let problem = format!("found {counts} numbers, but {} has the shape {shape:?}", feature.name);
             return Err(BadRequest::new(&parts.join(", "), problem));
         }
         let of_frame = |frame: usize| {

@@ -203,6 +203,22 @@ fn a_head_on_action_tokens_answers_from_what_a_run_has_left_and_takes_no_noise()
     assert!(refused.problem.contains("leave it out"), "{}", refused.problem);
 }
 
+#[test]
+fn a_head_that_reads_every_layer_is_told_the_state_and_answers_as_evaluation_does() {
+    let run = Run::made(&[], |vla| {
+        vla.lora = Some(serde_json::from_value(json!({"rank": 2, "alpha": 4.0, "targets": LORA})).unwrap());
+        let small = json!({"preset": "qwen_pi", "width": 16, "heads": 2, "ends_width": 8});
+        vla.expert = serde_json::from_value(small).unwrap();
+        vla.data.sensor = None;
+    });
+    let left = std::fs::read_to_string(run.dir.path().join(PolicyFile::PATH)).unwrap();
+    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
+    assert_eq!((&left["format"], &left["flow"]["head"]), (&json!(4), &json!("layerwise")));
+    let responder = run.responder();
+    assert_near(&answers(&responder, &FRAMES.map(observation)), &expected(&run), 1e-4);
+    assert!(responder.reader().describe()["optional"].get("noise").is_some());
+}
+
 /// What evaluation samples of these frames.
 fn expected(run: &Run) -> Vec<Vec<f32>> {
     let device = Default::default();
@@ -416,7 +432,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         ),
         (
             refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
-            "joints, gripper: found 4 + 1 numbers; expected numbers [3] in all, for observation.state",
+            "joints, gripper: found 4 + 1 numbers, but observation.state has the shape [3]",
         ),
     ] {
         assert!(problem.contains(wanted), "{problem}");

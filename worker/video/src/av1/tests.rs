@@ -71,7 +71,7 @@ fn panics_are_outlived() {
     // The decoder that stood open goes on, and a new one stands in for the one that is lost.
     assert_eq!(pool.rgb(&one, &frames), of_one);
     assert_eq!(pool.rgb(&other, &frames), of_other);
-    assert_eq!((pool.open(), threads(3)), (2, 3));
+    assert_eq!((pool.open_count(), threads(3)), (2, 3));
 
     // The next two: the run in which a decoder panics costs its own frames alone.
     TO_PANIC.store(1, Ordering::Relaxed);

@@ -72,7 +72,7 @@ impl SetTable {
         let mut bits = Bits(BitReader::new(&rbsp));
         match head & 31 {
             7 => {
-                let sps = Sps::read(&mut bits)?;
+                let sps = Sps::parse(&mut bits)?;
                 if sps.size != self.size {
                     let ((w, h), (tw, th)) = (sps.size, self.size);
                     return Err(picture(format!("it is {w} x {h} pixels, but the track says {tw} x {th}")));
@@ -80,7 +80,7 @@ impl SetTable {
                 self.sps.insert(sps.id, sps);
             }
             8 => {
-                let pps = Pps::read(&mut bits)?;
+                let pps = Pps::parse(&mut bits)?;
                 self.pps.insert(pps.id, pps);
             }
             _ => {}
@@ -147,7 +147,7 @@ pub(crate) struct Sps {
 }
 
 impl Sps {
-    fn read(bits: &mut Bits<'_>) -> Result<Self, Fault> {
+    fn parse(bits: &mut Bits<'_>) -> Result<Self, Fault> {
         let profile = bits.u(8)?;
         bits.u(16)?;
         let id = bits.ue()?;
@@ -271,7 +271,7 @@ struct Pps {
 }
 
 impl Pps {
-    fn read(bits: &mut Bits<'_>) -> Result<Self, Fault> {
+    fn parse(bits: &mut Bits<'_>) -> Result<Self, Fault> {
         let (id, sps) = (small(bits.ue()?, 255)?, small(bits.ue()?, 31)?);
         bits.flag()?;
         let field_order_present = bits.flag()?;

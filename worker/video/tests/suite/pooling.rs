@@ -99,9 +99,9 @@ fn no_more_decoders_are_open_than_allowed() {
         pool.decode(video, &[frame], &mut |_, picture| {
             assert_eq!(crcs(picture.unwrap()), clip.frames[frame].crcs)
         });
-        assert!(pool.open() <= 3);
+        assert!(pool.open_count() <= 3);
     }
-    assert_eq!(pool.open(), 3);
+    assert_eq!(pool.open_count(), 3);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_decoder_is_begun_again_for_files_of_the_same_size() {
             pool.decode(video, &[n], &mut |_, picture| assert!(picture.is_ok()));
         }
     }
-    assert_eq!((pool.counts().opened, pool.open()), (1, 1));
+    assert_eq!((pool.counts().opened, pool.open_count()), (1, 1));
 }
 
 #[test]

@@ -41,11 +41,11 @@ impl Mortal {
         // How workers come is not what these tests are about: they are recorded as a restarted coordinator
         // would find them.
         for rank in 0..2 {
-            kept.past.take(&Record::Worker(id(rank), Box::new(claim(rank))));
+            kept.past.add_record(&Record::Worker(id(rank), Box::new(claim(rank))));
         }
-        kept.past.take(&Record::DataSet(dataset()));
+        kept.past.add_record(&Record::DataSet(dataset()));
         let (node_id, host, version) = (NODE.into(), "node-a".into(), VERSION.into());
-        kept.past.take(&Record::Node { place: 0, node_id, host, version });
+        kept.past.add_record(&Record::Node { place: 0, node_id, host, version });
         for rank in 0..2 {
             kept.keep(|run| run.get_ready(rank, 0, ""));
         }

@@ -48,7 +48,7 @@ impl VlFamily for Family {
     }
 
     fn images(&self, dir: &Path, bounds: PixelBounds) -> Result<Box<dyn ImageProcessor>, DataError> {
-        Ok(Box::new(SmartResize::open(dir, self.patches(dir)?, bounds)?))
+        Ok(Box::new(SmartResize::from_checkpoint(dir, self.patches(dir)?, bounds)?))
     }
 
     fn prompts(&self, dir: &Path, form: &PromptForm<'_>) -> Result<Box<dyn PromptEncoder>, DataError> {

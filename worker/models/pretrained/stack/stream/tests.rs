@@ -29,7 +29,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Its matrices as float32, its blocks streamed.
+/// Matrices as float32, its blocks streamed.
 fn load(dir: &Path) -> QwenVl<Flex> {
     let options = LoadOptions { blocks: BlockWeights::Streamed, ..WeightsDtype::Float32.into() };
     let mut layout = TrainableLayout::default();

@@ -108,7 +108,7 @@ fn multiplied<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>, out: CubeTenso
         return matmul(x, w, Some(out), MatmulStrategy::default(), DType::F32)
             .expect("burn's autotuner ends with a kernel that takes anything");
     }
-    let class = Class::of([&x, &w, &out]);
+    let class = Class::from_sides([&x, &w, &out]);
     for (name, strategy) in candidates(on_tensor_cores) {
         if trial::launched(&out.client, name, &class, || launched(&strategy, &x, &w, &out)) {
             return out;

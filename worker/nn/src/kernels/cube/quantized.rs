@@ -45,7 +45,8 @@ where
             (words(part), out.clone(), VectorRangeLaunch::new(from as u32, vectors as u32));
         match part.packing() {
             Packing::Nf4 => {
-                let Nf4Places { scales, ranges, mean, dynamic, values, .. } = Nf4Places::of(vectors * lanes);
+                let Nf4Places { scales, ranges, mean, dynamic, values, .. } =
+                    Nf4Places::for_len(vectors * lanes);
                 let [scales, ranges, mean, dynamic, values] =
                     [scales, ranges, mean, dynamic, values].map(|place| place as u32);
                 let places = PlacesLaunch::new(scales, ranges, mean, dynamic, values);

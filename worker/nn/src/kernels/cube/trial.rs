@@ -51,7 +51,7 @@ struct Side {
 }
 
 impl Side {
-    fn of<R: CubeRuntime>(x: &CubeTensor<R>) -> Self {
+    fn from_tensor<R: CubeRuntime>(x: &CubeTensor<R>) -> Self {
         let (shape, strides) = (x.meta.shape(), x.meta.strides());
         let rank = shape.len();
         let rows = strides[rank - 1] == 1;
@@ -67,8 +67,8 @@ impl Side {
 
 impl Class {
     /// Of a product's two sides and its result.
-    pub fn of<R: CubeRuntime>(sides: [&CubeTensor<R>; 3]) -> Self {
-        Self { device: sides[0].device.to_id(), sides: sides.map(Side::of) }
+    pub fn from_sides<R: CubeRuntime>(sides: [&CubeTensor<R>; 3]) -> Self {
+        Self { device: sides[0].device.to_id(), sides: sides.map(Side::from_tensor) }
     }
 }
 

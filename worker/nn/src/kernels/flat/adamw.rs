@@ -109,7 +109,7 @@ struct Streams<'a> {
 
 impl<'a> Streams<'a> {
     /// Takes the first `count` elements off.
-    fn take(&mut self, count: usize) -> Streams<'a> {
+    fn split_front(&mut self, count: usize) -> Streams<'a> {
         fn front<'a>(slice: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
             slice.split_off_mut(..count).expect("runs lie within the part")
         }
@@ -129,7 +129,7 @@ impl<'a> Streams<'a> {
     fn cut(mut self, coefficients: Option<Coefficients>, tasks: &mut Vec<Task<'a>>) {
         while !self.exp_avg.is_empty() {
             let count = self.exp_avg.len().min(TASK);
-            tasks.push((self.take(count), coefficients));
+            tasks.push((self.split_front(count), coefficients));
         }
     }
 }
@@ -145,16 +145,16 @@ pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Ave
     let mut rest = Streams { weights, exp_avg, exp_avg_sq, grads, average };
     let (mut tasks, mut at) = (Vec::new(), 0);
     for Run { range, coefficients } in runs {
-        let between = rest.take(range.start - at);
+        let between = rest.split_front(range.start - at);
         if averaged {
             between.cut(None, &mut tasks);
         }
-        rest.take(range.len()).cut(Some(*coefficients), &mut tasks);
+        rest.split_front(range.len()).cut(Some(*coefficients), &mut tasks);
         at = range.end;
     }
     if averaged {
         let behind = rest.exp_avg.len();
-        rest.take(behind).cut(None, &mut tasks);
+        rest.split_front(behind).cut(None, &mut tasks);
     }
     tasks.into_par_iter().with_min_len(4).for_each(|(streams, coefficients)| {
         let Streams { weights, exp_avg, exp_avg_sq, grads, average } = streams;

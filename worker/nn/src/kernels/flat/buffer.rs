@@ -90,7 +90,7 @@ pub struct Gradient<B: Backend> {
     pub range: Range<usize>,
     /// Whether it is the first one, which overwrites what is there.
     pub first: bool,
-    /// Its values, row-major.
+    /// Values, row-major.
     pub values: Tensor<B, 2>,
 }
 
@@ -102,7 +102,7 @@ pub struct Product<B: Backend> {
     pub first: bool,
     /// The gradient of its output.
     pub dy_no: Tensor<B, 2>,
-    /// Its input.
+    /// Input.
     pub x_ni: Tensor<B, 2>,
 }
 

@@ -51,7 +51,8 @@ impl AttentionOps for Flex {
             return AttentionOutput { out_bshk, lse_bsh: None };
         }
         let shape @ [batch, queries, heads, _] = q_bshk.dims();
-        let (q, k, v) = (BshkView::of(q_bshk), BshkView::of(k_bshk), BshkView::of(v_bshk));
+        let (q, k, v) =
+            (BshkView::from_tensor(q_bshk), BshkView::from_tensor(k_bshk), BshkView::from_tensor(v_bshk));
         let inputs = attention_inputs([&q, &k, &v], mask, scale);
         let (out, lse) = attention::forward(&inputs);
         AttentionOutput { out_bshk: tensor(out, shape), lse_bsh: Some(tensor(lse, [batch, queries, heads])) }
@@ -68,9 +69,13 @@ impl AttentionOps for Flex {
             return backward::attention(saved, mask, scale, dout_bshk);
         };
         let (q_shape, k_shape) = (saved.q_bshk.dims(), saved.k_bshk.dims());
-        let (q, k, v) = (BshkView::of(saved.q_bshk), BshkView::of(saved.k_bshk), BshkView::of(saved.v_bshk));
-        let (out, dout) = (BshkView::of(saved.output.out_bshk), BshkView::of(dout_bshk));
-        let lse = Values::of(lse_bsh);
+        let (q, k, v) = (
+            BshkView::from_tensor(saved.q_bshk),
+            BshkView::from_tensor(saved.k_bshk),
+            BshkView::from_tensor(saved.v_bshk),
+        );
+        let (out, dout) = (BshkView::from_tensor(saved.output.out_bshk), BshkView::from_tensor(dout_bshk));
+        let lse = Values::from_tensor(lse_bsh);
         let inputs = attention_inputs([&q, &k, &v], mask, scale);
         let outputs = attention::Outputs { out: out.heads(), lse: lse.get(), dout: dout.heads() };
         let (dq, dk, dv) = attention::backward(&inputs, &outputs);
@@ -83,7 +88,8 @@ impl AttentionOps for Flex {
             return reference::biased_softmax(scores, added);
         }
         let shape = scores.dims();
-        let held: Vec<_> = added.iter().map(|added| (Values::of(added.clone()), added.dims())).collect();
+        let held: Vec<_> =
+            added.iter().map(|added| (Values::from_tensor(added.clone()), added.dims())).collect();
         let added: Vec<_> =
             held.iter().map(|(values, shape)| ScoreBias { values: values.get(), shape: *shape }).collect();
         changed(scores, |scores| softmax::forward(scores, shape, &added))
@@ -94,7 +100,7 @@ impl AttentionOps for Flex {
         if !(is_f32(&weights) && is_f32(&dweights)) {
             return backward::softmax(weights, dweights);
         }
-        let ([.., keys], weights) = (weights.dims(), Values::of(weights));
+        let ([.., keys], weights) = (weights.dims(), Values::from_tensor(weights));
         changed(dweights, |dweights| softmax::backward(weights.get(), dweights, keys))
     }
 
@@ -104,7 +110,7 @@ impl AttentionOps for Flex {
         if !is_f32(&x_bhsk) {
             return x_bhsk.swap_dims(1, 2);
         }
-        let x = Values::of(x_bhsk);
+        let x = Values::from_tensor(x_bhsk);
         let fill = |first: usize, rows: &mut [f32]| {
             for (row, out) in (first..).zip(rows.chunks_exact_mut((heads * width).max(1))) {
                 let (b, at) = (row / len, row % len);
@@ -132,7 +138,7 @@ fn rotate(
         "rotary: tables are [b, s, k] or [1, s, k]"
     );
     assert!(dim.is_multiple_of(2), "rotary: an even head dimension");
-    let (x, cos, sin) = (Values::of(x_bshk), Values::of(cos), Values::of(sin));
+    let (x, cos, sin) = (Values::from_tensor(x_bshk), Values::from_tensor(cos), Values::from_tensor(sin));
     let rotation =
         pointwise::Rotation { cos: cos.get(), sin: sin.get(), rows: (tables * seq).max(1), backward };
     tensor(pointwise::rotary(x.get(), [batch * seq, heads, dim], &rotation), shape)

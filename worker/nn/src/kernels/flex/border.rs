@@ -38,7 +38,7 @@ pub fn tensor<E: Element, const D: usize>(values: Vec<E>, shape: [usize; D]) -> 
 
 /// An f32 tensor after `change`: where it lies if it has no other owner, else in a copy.
 pub fn changed<const D: usize>(x: Tensor<Flex, D>, change: impl FnOnce(&mut [f32])) -> Tensor<Flex, D> {
-    let Values(mut x) = Values::of(x);
+    let Values(mut x) = Values::from_tensor(x);
     let (start, end) = x.layout().contiguous_offsets().expect("the constructor made it contiguous");
     change(&mut x.storage_mut::<f32>()[start..end]);
     Tensor::from_primitive(TensorPrimitive::Float(x))
@@ -49,7 +49,7 @@ pub struct Values(FlexTensor);
 
 impl Values {
     /// Converted and copied where it has to be.
-    pub fn of<const D: usize>(x: Tensor<Flex, D>) -> Self {
+    pub fn from_tensor<const D: usize>(x: Tensor<Flex, D>) -> Self {
         let x = if is_f32(&x) { x } else { x.cast(DType::F32) };
         let x = primitive(x);
         Self(if x.layout().contiguous_offsets().is_some() { x } else { x.to_contiguous() })
@@ -78,10 +78,10 @@ pub enum WeightValues {
 
 impl WeightValues {
     /// Copied where it has to be, never converted.
-    pub fn of(w: Weight<Flex>) -> Self {
+    pub fn from_weight(w: Weight<Flex>) -> Self {
         let w = match w {
             Weight::Quantized(matrix) => return Self::Quantized(matrix),
-            Weight::Dense(w) if is_f32(&w) => return Self::F32(Values::of(w)),
+            Weight::Dense(w) if is_f32(&w) => return Self::F32(Values::from_tensor(w)),
             Weight::Dense(w) => primitive(w),
             Weight::Packed(parts) => primitive(Flex::unpacked(&parts)),
         };
@@ -109,7 +109,7 @@ pub struct BshkView {
 
 impl BshkView {
     /// Converted and copied where it has to be.
-    pub fn of(x: Tensor<Flex, 4>) -> Self {
+    pub fn from_tensor(x: Tensor<Flex, 4>) -> Self {
         let shape = x.dims();
         let x = primitive(if is_f32(&x) { x } else { x.cast(DType::F32) });
         let in_place = x.layout().strides()[3] == 1 && x.layout().strides().iter().all(|&stride| stride >= 0);

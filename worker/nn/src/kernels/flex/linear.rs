@@ -313,7 +313,7 @@ impl WeightView<'_> {
         }
     }
 
-    /// Its values from `first` on as f32.
+    /// Values from `first` on as f32.
     fn widen(&self, first: usize, to: &mut [f32]) {
         let last = first + to.len();
         match self {

@@ -30,7 +30,8 @@ impl LinearOps for Flex {
         }
         let ([tokens, inputs], [outputs, w_inputs]) = (x_ni.dims(), w_oi.dims());
         assert_eq!(inputs, w_inputs, "linear: x and w differ in input features");
-        let (x, w, bias) = (Values::of(x_ni), WeightValues::of(w_oi), bias_o.map(Values::of));
+        let (x, w, bias) =
+            (Values::from_tensor(x_ni), WeightValues::from_weight(w_oi), bias_o.map(Values::from_tensor));
         let y = linear::forward(x.dense([tokens, inputs]), w.get(), bias.as_ref().map(Values::get), None);
         tensor(y, [tokens, outputs])
     }
@@ -43,7 +44,7 @@ impl LinearOps for Flex {
             return backward::linear_input(dy_no, w_oi);
         }
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
-        let (dy, w) = (Values::of(dy_no), WeightValues::of(w_oi));
+        let (dy, w) = (Values::from_tensor(dy_no), WeightValues::from_weight(w_oi));
         tensor(linear::input_gradient(dy.dense([tokens, outputs]), w.get(), None), [tokens, inputs])
     }
 
@@ -53,7 +54,7 @@ impl LinearOps for Flex {
             return backward::linear_weight(dy_no, x_ni);
         }
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
+        let (dy, x) = (Values::from_tensor(dy_no), Values::from_tensor(x_ni));
         let dw = linear::weight_gradient(dy.dense([tokens, outputs]), x.dense([tokens, inputs]));
         tensor(dw, [outputs, inputs])
     }
@@ -61,7 +62,7 @@ impl LinearOps for Flex {
     fn add_linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>, sum: GradientSlot<'_>) {
         let _op = profile::operation("linear, weight gradient");
         let ([tokens, outputs], [_, inputs]) = (dy_no.dims(), x_ni.dims());
-        let (dy, x) = (Values::of(dy_no), Values::of(x_ni));
+        let (dy, x) = (Values::from_tensor(dy_no), Values::from_tensor(x_ni));
         linear::add_weight_gradient(dy.dense([tokens, outputs]), x.dense([tokens, inputs]), sum);
     }
 
@@ -84,8 +85,9 @@ impl LinearOps for Flex {
             "lora_linear: input features differ"
         );
         assert_eq!(update.b_or.dims(), [outputs, rank], "lora_linear: b must be [o, r]");
-        let (x, w, bias) = (Values::of(x_ni), WeightValues::of(w_oi), bias_o.map(Values::of));
-        let (a, b) = (Values::of(update.a_ri.clone()), Values::of(update.b_or.clone()));
+        let (x, w, bias) =
+            (Values::from_tensor(x_ni), WeightValues::from_weight(w_oi), bias_o.map(Values::from_tensor));
+        let (a, b) = (Values::from_tensor(update.a_ri.clone()), Values::from_tensor(update.b_or.clone()));
         let x = x.dense([tokens, inputs]);
         let (a, scale) = (a.dense([rank, inputs]), update.scale as f32);
         let down = match &update.dropout {
@@ -112,9 +114,13 @@ impl LinearOps for Flex {
             return backward::lora_linear(LowRankSaved { x_ni, down_nr, w_oi, update }, dy_no, wants_dx);
         }
         let ([tokens, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
-        let (x, dy, w, down) =
-            (Values::of(x_ni), Values::of(dy_no), WeightValues::of(w_oi), Values::of(down_nr));
-        let (a, b) = (Values::of(update.a_ri), Values::of(update.b_or));
+        let (x, dy, w, down) = (
+            Values::from_tensor(x_ni),
+            Values::from_tensor(dy_no),
+            WeightValues::from_weight(w_oi),
+            Values::from_tensor(down_nr),
+        );
+        let (a, b) = (Values::from_tensor(update.a_ri), Values::from_tensor(update.b_or));
         let dy = dy.dense([tokens, outputs]);
         let ddown = linear::up_transposed(dy, b.dense([outputs, rank]), update.scale as f32);
         let ddown = linear::DenseView { data: &ddown, shape: [tokens, rank] };

@@ -17,7 +17,7 @@ impl RowOps for Flex {
         if !is_f32(&x_nd) {
             return reference::rms_norm(x_nd, gain_d, eps);
         }
-        let (shape, x, gain) = (x_nd.dims(), Values::of(x_nd), Values::of(gain_d));
+        let (shape, x, gain) = (x_nd.dims(), Values::from_tensor(x_nd), Values::from_tensor(gain_d));
         assert_eq!(gain.get().len(), shape[1], "rms_norm: one gain per feature");
         tensor(norm::rms(x.get(), gain.get(), eps as f32), shape)
     }
@@ -32,7 +32,8 @@ impl RowOps for Flex {
         if !is_f32(&x_nd) {
             return backward::rms_norm(x_nd, gain_d, dy_nd, eps);
         }
-        let (shape, x, gain, dy) = (x_nd.dims(), Values::of(x_nd), Values::of(gain_d), Values::of(dy_nd));
+        let (shape, x, gain, dy) =
+            (x_nd.dims(), Values::from_tensor(x_nd), Values::from_tensor(gain_d), Values::from_tensor(dy_nd));
         tensor(norm::rms_backward(x.get(), gain.get(), dy.get(), eps as f32), shape)
     }
 
@@ -43,7 +44,7 @@ impl RowOps for Flex {
         }
         let shape = gate_nf.dims();
         assert_eq!(shape, up_nf.dims(), "swiglu: gate and up have one shape");
-        tensor(pointwise::swiglu(Values::of(gate_nf).get(), Values::of(up_nf).get()), shape)
+        tensor(pointwise::swiglu(Values::from_tensor(gate_nf).get(), Values::from_tensor(up_nf).get()), shape)
     }
 
     fn swiglu_backward(
@@ -56,7 +57,8 @@ impl RowOps for Flex {
             return backward::swiglu(gate_nf, up_nf, dy_nf);
         }
         let shape = gate_nf.dims();
-        let (gate, up, dy) = (Values::of(gate_nf), Values::of(up_nf), Values::of(dy_nf));
+        let (gate, up, dy) =
+            (Values::from_tensor(gate_nf), Values::from_tensor(up_nf), Values::from_tensor(dy_nf));
         let (dgate, dup) = pointwise::swiglu_backward(gate.get(), up.get(), dy.get());
         (tensor(dgate, shape), tensor(dup, shape))
     }
@@ -67,7 +69,7 @@ impl RowOps for Flex {
             return backward::linear_bias(dy_no);
         }
         let shape = dy_no.dims();
-        tensor(linear::column_sums(Values::of(dy_no).dense(shape)), [shape[1]])
+        tensor(linear::column_sums(Values::from_tensor(dy_no).dense(shape)), [shape[1]])
     }
 
     fn layer_norm(x_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
@@ -76,7 +78,7 @@ impl RowOps for Flex {
             return reference::layer_norm(x_nd, eps);
         }
         let shape = x_nd.dims();
-        tensor(norm::layer(Values::of(x_nd).get(), shape[1], None, eps as f32), shape)
+        tensor(norm::layer(Values::from_tensor(x_nd).get(), shape[1], None, eps as f32), shape)
     }
 
     fn layer_norm_backward(x_nd: Tensor<Self, 2>, dy_nd: Tensor<Self, 2>, eps: f64) -> Tensor<Self, 2> {
@@ -85,7 +87,7 @@ impl RowOps for Flex {
             return backward::layer_norm(x_nd, dy_nd, eps);
         }
         let shape = x_nd.dims();
-        let (x, dy) = (Values::of(x_nd), Values::of(dy_nd));
+        let (x, dy) = (Values::from_tensor(x_nd), Values::from_tensor(dy_nd));
         tensor(norm::layer_backward(x.get(), shape[1], None, dy.get(), eps as f32), shape)
     }
 
@@ -108,7 +110,8 @@ impl RowOps for Flex {
             batch > 0 && shape[0].is_multiple_of(batch),
             "modulated_layer_norm: the rows are b runs of one length"
         );
-        let (x, scale, shift) = (Values::of(x_nd), Values::of(scale_bd), Values::of(shift_bd));
+        let (x, scale, shift) =
+            (Values::from_tensor(x_nd), Values::from_tensor(scale_bd), Values::from_tensor(shift_bd));
         let modulation = norm::Modulation { scale_bd: scale.get(), shift_bd: shift.get() };
         tensor(norm::layer(x.get(), dim, Some(modulation), eps as f32), shape)
     }
@@ -124,7 +127,8 @@ impl RowOps for Flex {
             return backward::modulated_layer_norm(x_nd, scale_bd, dy_nd, eps);
         }
         let (shape, modulation) = (x_nd.dims(), scale_bd.dims());
-        let (x, scale, dy) = (Values::of(x_nd), Values::of(scale_bd), Values::of(dy_nd));
+        let (x, scale, dy) =
+            (Values::from_tensor(x_nd), Values::from_tensor(scale_bd), Values::from_tensor(dy_nd));
         let dx = norm::layer_backward(x.get(), shape[1], Some(scale.get()), dy.get(), eps as f32);
         let (dscale, dshift) = norm::modulation_backward(x.get(), modulation, dy.get(), eps as f32);
         [tensor(dx, shape), tensor(dscale, modulation), tensor(dshift, modulation)]
@@ -143,19 +147,19 @@ impl RowOps for Flex {
         if !is_f32(&x_nd) || !is_f32(&y_nd) {
             return reference::rounded(x_nd + y_nd);
         }
-        let x = Values::of(x_nd);
+        let x = Values::from_tensor(x_nd);
         changed(y_nd, |sum| rounding::add_rounding(x.get(), sum))
     }
 
     fn narrowed(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let _op = profile::operation("packing to 2 bytes");
         let shape = x_nd.dims();
-        tensor(rounding::narrowed(Values::of(x_nd).get()), shape)
+        tensor(rounding::narrowed(Values::from_tensor(x_nd).get()), shape)
     }
 
     fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
         let _op = profile::operation("unpacking of 2 bytes");
-        match WeightValues::of(x_nd.clone().into()).get() {
+        match WeightValues::from_weight(x_nd.clone().into()).get() {
             linear::WeightView::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
             _ => x_nd,
         }
@@ -169,7 +173,7 @@ impl RowOps for Flex {
         let [n, v] = logits_nv.dims();
         assert_eq!(n, targets.len(), "cross_entropy: a target for each row");
         if !gradient {
-            let rows = cross_entropy::forward(Values::of(logits_nv).get(), v, targets);
+            let rows = cross_entropy::forward(Values::from_tensor(logits_nv).get(), v, targets);
             return CrossEntropy { rows, dlogits_nv: None };
         }
         let mut rows = Vec::new();
@@ -183,7 +187,7 @@ impl RowOps for Flex {
             return reference::gelu_tanh(x_nf);
         }
         let shape = x_nf.dims();
-        tensor(pointwise::gelu_tanh(Values::of(x_nf).get()), shape)
+        tensor(pointwise::gelu_tanh(Values::from_tensor(x_nf).get()), shape)
     }
 
     fn gelu_tanh_backward(x_nf: Tensor<Self, 2>, dy_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -192,6 +196,9 @@ impl RowOps for Flex {
             return backward::gelu_tanh(x_nf, dy_nf);
         }
         let shape = x_nf.dims();
-        tensor(pointwise::gelu_tanh_backward(Values::of(x_nf).get(), Values::of(dy_nf).get()), shape)
+        tensor(
+            pointwise::gelu_tanh_backward(Values::from_tensor(x_nf).get(), Values::from_tensor(dy_nf).get()),
+            shape,
+        )
     }
 }

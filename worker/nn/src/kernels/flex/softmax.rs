@@ -13,7 +13,7 @@ const NOTHING: f32 = -87.0;
 pub struct ScoreBias<'a> {
     /// Row-major.
     pub values: &'a [f32],
-    /// Its axes.
+    /// Axes.
     pub shape: [usize; 4],
 }
 

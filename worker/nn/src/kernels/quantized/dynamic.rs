@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-/// Its values, ascending.
+/// Values, ascending.
 pub(super) static VALUES: LazyLock<[f32; 256]> = LazyLock::new(|| {
     let mut values = vec![0.0, 1.0];
     for exponent in 0..7 {

@@ -88,7 +88,7 @@ impl QuantizedMatrix {
         }
     }
 
-    /// Its values, row-major from `first` on, as many as there is room for.
+    /// Values, row-major from `first` on, as many as there is room for.
     pub fn dequantize(&self, first: usize, to: &mut [f32]) {
         match &self.codes {
             Codes::Nf4(codes) => codes.dequantize(first, to),
@@ -107,7 +107,7 @@ impl QuantizedMatrix {
         Tensor::from_data(TensorData::new(values, self.shape), (device, DType::F32))
     }
 
-    /// Its words, as a device has them.
+    /// Words, as a device has them.
     pub(super) fn words(&self) -> TensorData {
         let shape = [words::count(self.packing(), self.shape)];
         let words = match &self.codes {

@@ -27,7 +27,7 @@ pub(in crate::kernels) struct Nf4Places {
 
 impl Nf4Places {
     /// Of so many weights.
-    pub fn of(len: usize) -> Self {
+    pub fn for_len(len: usize) -> Self {
         let (scales, blocks) = (len.div_ceil(8), len.div_ceil(BLOCK));
         let ranges = scales + blocks.div_ceil(4);
         let mean = ranges + blocks.div_ceil(GROUP);
@@ -45,7 +45,7 @@ pub(in crate::kernels) fn int8_magnitudes([outputs, inputs]: [usize; 2]) -> usiz
 /// Words of a matrix.
 pub(super) fn count(packing: Packing, shape: [usize; 2]) -> usize {
     match packing {
-        Packing::Nf4 => Nf4Places::of(shape[0] * shape[1]).end,
+        Packing::Nf4 => Nf4Places::for_len(shape[0] * shape[1]).end,
         Packing::Int8 => int8_magnitudes(shape) + shape[0],
     }
 }
@@ -53,7 +53,7 @@ pub(super) fn count(packing: Packing, shape: [usize; 2]) -> usize {
 /// Those of NF4.
 pub(super) fn of_nf4(codes: &Nf4Codes) -> Vec<u32> {
     let (codes, scales, ranges, mean) = codes.parts();
-    let places = Nf4Places::of(2 * codes.len());
+    let places = Nf4Places::for_len(2 * codes.len());
     let mut words = Vec::with_capacity(places.end);
     [codes, scales].into_iter().for_each(|bytes| put_bytes(&mut words, bytes));
     for (place, numbers) in [
@@ -79,7 +79,7 @@ pub(super) fn of_int8(codes: &Int8Codes) -> Vec<u32> {
 
 /// So many weights out of their words.
 pub(super) fn nf4(words: &[u32], len: usize) -> Nf4Codes {
-    let places = Nf4Places::of(len);
+    let places = Nf4Places::for_len(len);
     let codes = bytes(&words[..places.scales], len.div_ceil(2));
     let scales = bytes(&words[places.scales..places.ranges], len.div_ceil(BLOCK));
     let ranges = numbers(&words[places.ranges..places.mean]);

@@ -25,22 +25,22 @@ pub struct Account {
 impl Account {
     /// Takes a device that is a CPU's memory.
     pub fn open() -> Self {
-        Self::of(false)
+        Self::for_place(false)
     }
 
     /// Takes one that is a GPU's.
     pub fn open_on_gpu() -> Self {
-        Self::of(true)
+        Self::for_place(true)
     }
 
-    fn of(gpu: bool) -> Self {
+    fn for_place(gpu: bool) -> Self {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let number = free.returned.pop().unwrap_or_else(|| {
             free.fresh = free.fresh.wrapping_add(1);
             free.fresh
         });
         let device = SizesDevice(number);
-        let account = Self { device, client: Client::of(device) };
+        let account = Self { device, client: Client::for_device(device) };
         account.client.ledger().begin(gpu);
         account
     }

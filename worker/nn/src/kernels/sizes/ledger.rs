@@ -80,7 +80,7 @@ impl Ledger {
     }
 
     /// Books a buffer of its own for a tensor.
-    pub fn take(&mut self, tensor: &TensorIr) {
+    pub fn allocate(&mut self, tensor: &TensorIr) {
         let bytes = bytes_of(&tensor.shape, tensor.dtype);
         self.next += 1;
         let store = self.next;
@@ -197,7 +197,7 @@ impl Ledger {
         }
         self.flops += products::of(op);
         match self.place(op) {
-            ResultPlace::New => op.outputs().for_each(|output| self.take(output)),
+            ResultPlace::New => op.outputs().for_each(|output| self.allocate(output)),
             ResultPlace::View { whole } => {
                 let (of, by) = (op.inputs().next(), op.outputs().next());
                 self.share(of.expect("a view is of something").id, by.expect("one").id, whole);

@@ -254,7 +254,7 @@ impl ModelBackend for Sizes {
     const VALUES: bool = false;
 
     fn joins(device: &SizesDevice) -> bool {
-        Client::of(*device).ledger().gpu
+        Client::for_device(*device).ledger().gpu
     }
 
     fn rounds(device: &SizesDevice) -> bool {

@@ -64,7 +64,7 @@ impl Allocations {
             match *event {
                 Allocation::Taken(name, bytes) if bytes > 0 => {
                     let Some(place) = pools.iter().position(|pool| pool.accepts(bytes)) else { continue };
-                    pools[place].take(name, bytes);
+                    pools[place].allocate(name, bytes);
                     places.insert(name, place);
                 }
                 Allocation::Taken(..) => {}
@@ -114,7 +114,7 @@ impl Pool {
         bytes <= self.most || self.page.checked_sub(bytes).is_some_and(|left| left * 5 < self.page)
     }
 
-    fn take(&mut self, name: u64, bytes: u64) {
+    fn allocate(&mut self, name: u64, bytes: u64) {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         for page in &mut self.pages {
             join_free(page);

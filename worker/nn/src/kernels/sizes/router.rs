@@ -41,7 +41,7 @@ pub struct Client {
 
 impl Client {
     /// Of a device.
-    pub(super) fn of(device: SizesDevice) -> Self {
+    pub(super) fn for_device(device: SizesDevice) -> Self {
         get_client::<Channel>(&device)
     }
 
@@ -75,7 +75,7 @@ impl RunnerClient for Client {
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Client> {
         let id = self.create_empty_handle();
-        self.ledger().take(&TensorIr::uninit(id, data.shape.clone(), data.dtype));
+        self.ledger().allocate(&TensorIr::uninit(id, data.shape.clone(), data.dtype));
         RouterTensor::new(id, data.shape, data.dtype, self.clone())
     }
 
@@ -129,7 +129,7 @@ impl RunnerChannel for Channel {
 
     fn register_tensor(client: &Client, (): (), shape: Shape, dtype: DType) -> RouterTensor<Client> {
         let id = client.create_empty_handle();
-        client.ledger().take(&TensorIr::uninit(id, shape.clone(), dtype));
+        client.ledger().allocate(&TensorIr::uninit(id, shape.clone(), dtype));
         RouterTensor::new(id, shape, dtype, client.clone())
     }
 }

@@ -119,7 +119,7 @@ impl<F: Flat> UpdateRule<F> for AdamW8bit {
             let mut chunks = Vec::new();
             for update in updates {
                 let coefficients = self.0.coefficients(&update.with);
-                rest.take(update, &grads[update.piece.range.clone()], coefficients, &mut chunks);
+                rest.add_update(update, &grads[update.piece.range.clone()], coefficients, &mut chunks);
             }
             chunks.into_par_iter().for_each(Chunk::update);
         });
@@ -159,7 +159,7 @@ struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// Cuts an update into chunks.
-    fn take(
+    fn add_update(
         &mut self,
         update: &ParamUpdate<'_>,
         grads: &'a [f32],

@@ -12,12 +12,12 @@ fn a_snapshot_of_the_adapters_computes_their_features() {
     let changes =
         [("lora", json!({"rank": 3, "targets": EVERYWHERE})), ("cache", json!({"mode": "periodic"}))];
     let Fixture { policy, mut trainables } = shaken(&spec(&changes));
-    let snapshot = AdapterSnapshot::of(&trainables, Group::LORA);
+    let snapshot = AdapterSnapshot::from_trainables(&trainables, Group::LORA);
     let batch = batch(&[0, 1]);
     let then = policy.features_below(&trainables, &batch).expect("sound");
     trainables.set(trainables.to_vec().iter().map(|value| 1.5 * value).collect());
     assert_ne!(policy.features_below(&trainables, &batch).expect("sound"), then);
-    assert_ne!(AdapterSnapshot::of(&trainables, Group::LORA), snapshot);
+    assert_ne!(AdapterSnapshot::from_trainables(&trainables, Group::LORA), snapshot);
 
     let find = |name: &str| {
         let found = snapshot.tensors().find(|(own, ..)| *own == name);

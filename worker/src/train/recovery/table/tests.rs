@@ -211,13 +211,15 @@ fn a_fresh_rank_takes_over_what_the_others_have_done() {
     assert_eq!(Handover::merge(std::iter::empty(), fresh.clone()), fresh);
 }
 
-/// Who asks for less, as a rank hears it that tells this.
-fn told(own: RankRecord<'_>, connect: impl FnOnce() -> Ring) -> Option<Rank> {
-    exchange(own, &NAMES, &mut connect()).expect("no rank is lost").asks_for_less
+/// Who asks for less and what was found on disk, as a rank hears it that tells this.
+fn told(own: RankRecord<'_>, connect: impl FnOnce() -> Ring) -> (Option<Rank>, Option<Step>) {
+    let RecoveryAgreement { asks_for_less, found, .. } =
+        exchange(own, &NAMES, &mut connect()).expect("no rank is lost");
+    (asks_for_less, found)
 }
 
 #[test]
-fn all_ranks_hear_who_asks_for_less() {
+fn all_ranks_hear_who_asks_for_less_and_what_the_first_has_found() {
     let carried = Handover {
         checkpoints: 0,
         memory_reports: 0,
@@ -229,13 +231,14 @@ fn all_ranks_hear_who_asks_for_less() {
         skipped_in_a_row: 0,
         cache: None,
     };
-    let heard = |asking: Option<usize>| {
+    let heard = |asking: Option<usize>, found: Option<Step>| {
         std::thread::scope(|scope| {
             let tell = |(rank, connect)| {
                 let own = RankRecord {
                     holdings: [None; 2],
                     carried: &carried,
                     asks_for_less: asking == Some(rank),
+                    found: found.filter(|_| rank == 0),
                 };
                 scope.spawn(move || told(own, connect))
             };
@@ -243,8 +246,8 @@ fn all_ranks_hear_who_asks_for_less() {
             threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect::<Vec<_>>()
         })
     };
-    assert_eq!(heard(None), [None; 3]);
-    assert_eq!(heard(Some(2)), [Some(Rank(2)); 3]);
+    assert_eq!(heard(None, None), [(None, None); 3]);
+    assert_eq!(heard(Some(2), Some(Step(40))), [(Some(Rank(2)), Some(Step(40))); 3]);
 }
 
 #[test]

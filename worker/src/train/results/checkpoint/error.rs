@@ -93,6 +93,7 @@ pub(in crate::train) fn remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "; choose another run.output_dir"
         }
+        io::ErrorKind::FileTooLarge => "; raise the limit on the size of files (`ulimit -f unlimited`)",
         _ => "",
     }
 }

@@ -7,9 +7,9 @@ use super::{CheckpointError, FileEntry, Manifest, io_error};
 /// A complete checkpoint.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// Its directory.
+    /// Directory.
     pub path: PathBuf,
-    /// Its description.
+    /// Description.
     pub manifest: Manifest,
 }
 
@@ -20,7 +20,7 @@ impl Checkpoint {
         let damaged = |detail: String| CheckpointError::Damaged { path: path.clone(), detail };
         let expected =
             self.manifest.files.get(name).ok_or_else(|| damaged("the manifest does not list it".into()))?;
-        let actual = FileEntry::of(&path).map_err(io_error("read", &path))?;
+        let actual = FileEntry::describe(&path).map_err(io_error("read", &path))?;
         if actual.bytes != expected.bytes {
             return Err(damaged(format!("{} bytes, the manifest says {}", actual.bytes, expected.bytes)));
         }

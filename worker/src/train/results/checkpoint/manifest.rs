@@ -70,7 +70,7 @@ pub struct FileEntry {
 
 impl FileEntry {
     /// Reads a file through and describes it.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn describe(path: &Path) -> io::Result<Self> {
         let (mut file, mut hasher) = (File::open(path)?, blake3::Hasher::new());
         let (mut piece, mut bytes) = (vec![0; PIECE], 0);
         loop {

@@ -51,7 +51,7 @@ impl Staging {
         for entry in fs::read_dir(&self.path).map_err(io_error("read", &self.path))? {
             let path = entry.map_err(io_error("read", &self.path))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            manifest.files.insert(name, FileEntry::of(&path).map_err(io_error("read", &path))?);
+            manifest.files.insert(name, FileEntry::describe(&path).map_err(io_error("read", &path))?);
         }
         if let Some(missing) = wanted.iter().find(|name| !manifest.files.contains_key(*name)) {
             return Err(CheckpointError::Foreign {

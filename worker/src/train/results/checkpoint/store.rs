@@ -109,7 +109,7 @@ impl Store {
     }
 
     /// The checkpoint of exactly this step.
-    pub fn open(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
+    pub fn checkpoint(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
         let path = self.path(step);
         match read_manifest(&path) {
             Ok(manifest) if manifest.step == step => Ok(Checkpoint { path, manifest }),
@@ -241,7 +241,7 @@ mod tests {
         assert!(store.complete().unwrap().is_empty());
         staging.publish(manifest(4), &wanted[..1]).unwrap();
         assert_eq!(store.complete().unwrap()[0].manifest.step, 4);
-        assert!(store.open(4).unwrap().verified("part").is_ok());
+        assert!(store.checkpoint(4).unwrap().verified("part").is_ok());
     }
 
     #[test]
@@ -265,10 +265,10 @@ mod tests {
             let forged = Manifest { world_size, micro_batch, ..manifest(2) };
             fs::write(&path, serde_json::to_vec(&forged).unwrap()).unwrap();
             assert!(store.complete().unwrap().is_empty(), "{world_size} {micro_batch}");
-            let error = store.open(2).unwrap_err();
+            let error = store.checkpoint(2).unwrap_err();
             assert!(error.is_damage() && error.to_string().contains("manifest.json"), "{error}");
         }
-        assert!(!store.open(3).unwrap_err().is_damage(), "one that is not there is not damaged");
+        assert!(!store.checkpoint(3).unwrap_err().is_damage(), "one that is not there is not damaged");
     }
 
     #[test]
@@ -280,7 +280,7 @@ mod tests {
         let later = Manifest { format: checkpoint::FORMAT + 1, ..manifest(2) };
         fs::write(store.path(2).join(MANIFEST), serde_json::to_vec(&later).unwrap()).unwrap();
         for refused in
-            [store.complete().unwrap_err(), store.newest().unwrap_err(), store.open(2).unwrap_err()]
+            [store.complete().unwrap_err(), store.newest().unwrap_err(), store.checkpoint(2).unwrap_err()]
         {
             let text = refused.to_string();
             assert!(text.contains("step-00000002") && text.contains("format 2 is unknown"), "{text}");
@@ -316,7 +316,7 @@ mod tests {
                 found.bytes();
                 assert!((1..=MAX_WORLD).contains(&found.manifest.world_size));
             }
-            drop(store.open(3));
+            drop(store.checkpoint(3));
             store.before(Step(9));
         });
     }
@@ -327,11 +327,11 @@ mod tests {
         let store = Store::new(dir.path());
         (1..=2).for_each(|step| drop(write(&store, step, b"x")));
         store.set_aside(Step(2), DAMAGED);
-        let error = store.open(2).unwrap_err();
+        let error = store.checkpoint(2).unwrap_err();
         assert!(error.is_damage() && error.to_string().contains("step-00000002.damaged-1"), "{error}");
         assert_eq!(store.before(Step(2)), Some(Step(1)));
         write(&store, 2, b"y");
-        assert!(store.open(2).is_ok(), "written again");
+        assert!(store.checkpoint(2).is_ok(), "written again");
     }
 
     #[test]

@@ -257,7 +257,7 @@ fn a_preset_is_what_keys_are_that_are_not_given_and_no_part_of_the_runs_name() {
     refuses(
         SMALL,
         &["expert.preset=grot"],
-        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`, `oft`\n    \
+        "override `expert.preset=grot`: expert.preset: `grot` is not one of `groot`, `starvla`, `qwen_pi`, `oft`\n    \
          help: did you mean `groot`?",
     );
 }
@@ -285,6 +285,27 @@ fn a_head_without_a_flow_is_another_run_and_has_no_keys_of_a_flow() {
     }
     let error = read(SMALL, &["expert.preset=oft"]).expect_err("the default has a state").to_string();
     assert!(error.contains("data.state: is read") && error.contains("`data.state: none`"), "{error}");
+}
+
+#[test]
+fn a_head_that_reads_every_layer_has_its_sizes_from_the_model_and_the_state_from_the_prompt() {
+    let given = vla(&["expert.preset=qwen_pi"]).expert;
+    let found = (given.head, given.width, given.heads, given.repeated_noise, given.future_tokens);
+    assert_eq!(found, (HeadKind::Layerwise, 1024, 16, 2, 32));
+    for (given, field) in [
+        ("expert.layers=8", "expert.layers"),
+        ("expert.feature_norm=true", "expert.feature_norm"),
+        ("expert.state_encoder=mlp", "expert.state_encoder"),
+        ("expert.action_decoder=linear", "expert.action_decoder"),
+        ("expert.head=flow", "expert.head"),
+        ("data.sensor=force", "data.sensor"),
+        ("observation.max_text_tokens=20", "observation.max_text_tokens"),
+    ] {
+        let error = read(SMALL, &["expert.preset=qwen_pi", given]).expect_err(given);
+        let fields: Vec<_> = error.problems().iter().map(|problem| problem.path.clone()).collect();
+        assert_eq!(fields, [field], "{error}");
+    }
+    vla(&["expert.preset=qwen_pi", "data.state=none", "observation.max_text_tokens=20"]);
 }
 
 #[test]

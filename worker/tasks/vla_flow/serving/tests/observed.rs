@@ -105,7 +105,7 @@ fn features_side_by_side_are_given_by_their_names() {
     named.insert(STATE.into(), Value::numbers(vec![2, 2], vec![0.0; 4]));
     let text = refusal(&run, &named);
     assert!(
-        text.contains("found 4 + 4 numbers; expected numbers [2, 5] in all, for action + observation.state"),
+        text.contains("found 4 + 4 numbers, but action + observation.state has the shape [2, 5]"),
         "{text}"
     );
     named.insert(STATE.into(), Value::numbers(vec![6], vec![0.0; 6]));

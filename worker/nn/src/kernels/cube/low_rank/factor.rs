@@ -11,7 +11,7 @@ pub(super) const PLANE: usize = 32;
 
 /// A matrix of an update, `[r, long]` or `[long, r]`.
 pub struct Factor<R: CubeRuntime> {
-    /// Its elements, contiguous float32.
+    /// Elements, contiguous float32.
     pub values: CubeTensor<R>,
     /// Whether it is `[r, long]`: `a`, not `b`.
     pub long_rows: bool,
