@@ -33,7 +33,7 @@ use tonic::transport::server::Connected;
 use crate::{
     clock,
     options::ConnectionBounds,
-    pace::{Pause, Peer, Turns},
+    pace::{Pause, Peer, ReaderQueue},
     standing::{Attendance, Standings},
 };
 
@@ -67,7 +67,7 @@ impl Connections {
             door,
             connections: sender,
             first_call,
-            turns: Turns::default(),
+            queue: ReaderQueue::default(),
             refused: Arc::default(),
         };
         accepting.spawn(accept_all(Arc::new(Semaphore::new(most)), accept, entrance));
@@ -129,7 +129,7 @@ struct Entrance {
     door: Door,
     connections: mpsc::Sender<Connection>,
     first_call: Duration,
-    turns: Turns,
+    queue: ReaderQueue,
     refused: Arc<AtomicU64>,
 }
 
@@ -146,8 +146,8 @@ impl Entrance {
                 let peer = Arc::new(Peer::new(caller, attendance));
                 let (ours, patience) = (peer.clone(), self.first_call);
                 let ended: EndFuture = Box::pin(async move { ours.attendance.ended(patience).await });
-                let (turns, ended) = (self.turns, Some(ended));
-                let connection = Connection { stream, _place: place, peer, ended, turns, pause: None };
+                let (queue, ended) = (self.queue, Some(ended));
+                let connection = Connection { stream, _place: place, peer, ended, queue, pause: None };
                 self.connections.send(connection).await.is_ok()
             }
             // A probe that only looks whether the port is open.
@@ -193,7 +193,7 @@ pub struct Connection {
     peer: Arc<Peer>,
     /// When it has to end; none once it has.
     ended: Option<EndFuture>,
-    turns: Turns,
+    queue: ReaderQueue,
     pause: Option<Pause>,
 }
 
@@ -227,7 +227,7 @@ impl Connection {
         let mut piece = ReadBuf::new(&mut piece[..READ_PIECE.0.min(buffer.remaining())]);
         ready!(Pin::new(&mut self.stream).poll_read(context, &mut piece))?;
         buffer.put_slice(piece.filled());
-        self.pause = self.peer.pause_after(piece.filled().len(), &self.turns);
+        self.pause = self.peer.pause_after(piece.filled().len(), &self.queue);
         Poll::Ready(Ok(()))
     }
 }

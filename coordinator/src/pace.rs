@@ -33,19 +33,19 @@ pub type Pause = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// The turns of all connections that may only look, or may nothing: one at a time, first come first served.
 /// Clones share them.
 #[derive(Clone, Debug)]
-pub struct Turns(Arc<Semaphore>);
+pub struct ReaderQueue(Arc<Semaphore>);
 
-impl Default for Turns {
+impl Default for ReaderQueue {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(1)))
     }
 }
 
-impl Turns {
+impl ReaderQueue {
     /// The turn of a connection that has said so much. One that goes meanwhile waits no more.
-    async fn take(&self, bytes: usize) {
+    async fn wait(&self, bytes: usize) {
         let (piece, time) = READ_PIECE;
-        let _turn = self.0.acquire().await;
+        let _place = self.0.acquire().await;
         sleep(time.mul_f64(bytes as f64 / piece as f64)).await;
     }
 }
@@ -58,7 +58,7 @@ pub struct Peer {
     /// Place among all connections.
     pub attendance: Attendance,
     /// Bytes that it has said while it was not trusted.
-    said: AtomicUsize,
+    received: AtomicUsize,
     reads: AtomicUsize,
     refused: Mutex<Option<Instant>>,
 }
@@ -66,8 +66,8 @@ pub struct Peer {
 impl Peer {
     /// Of a connection that was just accepted.
     pub fn new(caller: Caller, attendance: Attendance) -> Self {
-        let (said, reads) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { caller, attendance, said, reads, refused: Mutex::new(None) }
+        let (received, reads) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { caller, attendance, received, reads, refused: Mutex::new(None) }
     }
 
     /// Whether it is read as it comes.
@@ -76,17 +76,17 @@ impl Peer {
     }
 
     /// What to wait for when so many bytes of it have been read, before there may be more.
-    pub fn pause_after(self: &Arc<Self>, bytes: usize, turns: &Turns) -> Option<Pause> {
-        let said = self.said.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    pub fn pause_after(self: &Arc<Self>, bytes: usize, queue: &ReaderQueue) -> Option<Pause> {
+        let received = self.received.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let was_refused = self.was_refused(clock::monotonic());
-        if said <= GREETING && !was_refused {
+        if received <= GREETING && !was_refused {
             return None;
         }
-        let (ours, turns) = (self.clone(), turns.clone());
+        let (ours, queue) = (self.clone(), queue.clone());
         Some(Box::pin(async move {
             tokio::select! {
                 () = ours.attendance.joined() => {}
-                () = turns.take(bytes) => {}
+                () = queue.wait(bytes) => {}
             }
             if was_refused {
                 sleep(REFUSED_PAUSE).await;
@@ -131,13 +131,13 @@ mod tests {
     async fn all_who_may_only_look_are_read_in_turns_however_many_they_are() {
         const PEERS: usize = 8;
         let (piece, time) = READ_PIECE;
-        let (turns, began) = (Turns::default(), Instant::now());
+        let (queue, began) = (ReaderQueue::default(), Instant::now());
         let peers: Vec<_> = (0..PEERS).map(|_| peer()).collect();
         for peer in &peers {
-            assert!(peer.pause_after(GREETING, &turns).is_none(), "a first call is heard at once");
+            assert!(peer.pause_after(GREETING, &queue).is_none(), "a first call is heard at once");
         }
-        let turn = |peer: &Arc<Peer>| tokio::spawn(peer.pause_after(piece, &turns).expect("a turn"));
-        for wait in peers.iter().map(turn).collect::<Vec<_>>() {
+        let wait = |peer: &Arc<Peer>| tokio::spawn(peer.pause_after(piece, &queue).expect("a turn"));
+        for wait in peers.iter().map(wait).collect::<Vec<_>>() {
             wait.await.expect("it ends");
         }
         assert!(began.elapsed() >= time * PEERS as u32, "{:?}", began.elapsed());
@@ -145,11 +145,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_shows_that_it_may_do_more_waits_for_no_turn() {
-        let (turns, reader, worker) = (Turns::default(), peer(), peer());
+        let (queue, reader, worker) = (ReaderQueue::default(), peer(), peer());
         // Minutes of them.
-        let crowd = tokio::spawn(peer().pause_after(1 << 21, &turns).expect("a turn"));
+        let crowd = tokio::spawn(peer().pause_after(1 << 21, &queue).expect("a turn"));
         tokio::task::yield_now().await;
-        let pause = worker.pause_after(GREETING + 1, &turns).expect("it has shown nothing yet");
+        let pause = worker.pause_after(GREETING + 1, &queue).expect("it has shown nothing yet");
         let pause = tokio::spawn(pause);
         tokio::task::yield_now().await;
         worker.attendance.rise(Standing::Member);

@@ -4,10 +4,15 @@
 //! cargo bench -p coxswain --bench readers [-- --seconds 5] [--repeats 3] [--only ledger]
 //! ```
 //!
-//! The quickstart runs on loopback with two workers. In turns, for a few seconds each, it is left alone and
-//! flooded by one token with the scope `read`: a machine that others load meanwhile loads both alike. The
-//! flood comes from this process, whose share of the processors is taken out of the undisturbed speed. A
-//! heartbeat is a call on a connection of its own every 20 ms. Its time is measured from the call to the
+//! The quickstart runs on loopback with two workers. In turns, for a few seconds each, it is left alone,
+//! flooded by one token with the scope `read`, and kept from the processors by as many threads as the flood
+//! has connections, which take as much time there as the flood's clients took and ask nobody: a machine that
+//! others load meanwhile loads all three alike. The clients are on the processors that train, and readers of
+//! another machine would not be, so the speed under the flood is compared with that beside the idle threads:
+//! what is left is what the coordinator takes for the flood, and what of a step waits for it. What the
+//! coordinator itself takes, in cores, stands beside it: that hardly depends on what else the machine does.
+//!
+//! A heartbeat is a call on a connection of its own every 20 ms. Its time is measured from the call to the
 //! answer in a thread of this process, so it includes what that thread waits for a processor beside the
 //! flood's threads. As root it has a priority above theirs.
 //!
@@ -25,7 +30,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -40,7 +45,7 @@ use support::{
 };
 use tonic::transport::Channel;
 
-const FLOODS: [(Question, usize, usize); 20] = [
+const FLOODS: [(Question, usize, usize); 21] = [
     (Question::Status, 100, 1_000),
     (Question::Status, 260, 1_000),
     (Question::Ledger, 100, 1_000),
@@ -61,8 +66,13 @@ const FLOODS: [(Question, usize, usize); 20] = [
     (Question::Health, 260, 1_000),
     (Question::HalfSent, 20, 1_000),
     (Question::HalfDescribed, 20, 1_000),
+    (Question::Garbled, 100, 1_000),
 ];
 
+/// Threads that idle, and clients that wait, wake up this often.
+const TURN: Duration = Duration::from_millis(50);
+/// Of a second, in `/proc`, on every Linux.
+const TICKS: f64 = 100.0;
 /// What a flood may cost: steps a second of those that the processors allow, a heartbeat's answer time, and
 /// what the coordinator takes more of memory.
 const LEAST_RATIO: f64 = 0.9;
@@ -75,10 +85,20 @@ fn main() -> ExitCode {
     let number = |flag: &str, or: u64| given(flag).map_or(or, |text| text.parse().expect("a number"));
     let (window, repeats) = (Duration::from_secs(number("--seconds", 5)), number("--repeats", 3));
     let only = given("--only").map(|name| name.to_lowercase());
+    let cores = thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
     let bench = Bench::start(window);
     println!(
-        "{:<22} {:>12} {:>9} {:>7} {:>8} {:>10} {:>9} {:>6}",
-        "flood", "undisturbed", "disturbed", "share", "ratio", "p99 beat", "memory", "lost"
+        "{:<20} {:>6} {:>7} {:>7} {:>6} {:>8} {:>15} {:>10} {:>9} {:>5}",
+        "steps/s",
+        "alone",
+        "beside",
+        "flooded",
+        "ratio",
+        "clients",
+        "coordinator",
+        "p99 beat",
+        "memory",
+        "lost"
     );
     let mut failed = Vec::new();
     for (question, connections, streams) in FLOODS {
@@ -86,19 +106,31 @@ fn main() -> ExitCode {
         if only.as_ref().is_some_and(|only| !name.to_lowercase().starts_with(only)) {
             continue;
         }
-        let (mut alone, mut flooded, before) = (Window::default(), Window::default(), bench.lost());
+        let [mut alone, mut flooded, mut beside] = [(); 3].map(|()| Window::default());
+        let before = bench.lost();
         for _ in 0..repeats {
-            alone.add(bench.watch(None));
-            flooded.add(bench.watch(Some((question, connections, streams))));
+            let quiet = bench.watch(None);
+            let flood = Flood::start(&bench.endpoint, bench.read.secret(), question, connections, streams);
+            let flooding = bench.watch(Some(Company::Flood(flood)));
+            let taken = flooding.clients - quiet.clients;
+            beside.add(bench.watch(Some(Company::Idlers(Idlers::start(connections, taken, window)))));
+            alone.add(quiet);
+            flooded.add(flooding);
         }
-        let ratio = flooded.speed() / (alone.speed() * (1.0 - flooded.share()));
+        // Idle threads wake up as often as clients, and may take a little more for it.
+        let base = beside.speed() * (cores - flooded.clients()) / (cores - beside.clients());
+        let ratio = flooded.speed() / base;
         let (p99, lost) = (flooded.p99(), bench.lost() - before);
         let memory = flooded.resident as f64 - alone.resident as f64;
         println!(
-            "{name:<22} {:>8.2} st/s {:>4.2} st/s {:>5.1} % {ratio:>8.3} {p99:>7.1} ms {memory:>+5.0} MiB {lost:>6}",
+            "{name:<20} {:>6.2} {:>7.2} {:>7.2} {ratio:>6.3} {:>8.3} {:>6.3} to {:>5.3} {p99:>7.1} ms \
+             {memory:>+5.0} MiB {lost:>5}",
             alone.speed(),
+            beside.speed(),
             flooded.speed(),
-            flooded.share() * 100.0,
+            flooded.clients(),
+            alone.coordinator(),
+            flooded.coordinator(),
         );
         // NaN fails, too.
         let is_fast = ratio >= LEAST_RATIO;
@@ -127,13 +159,26 @@ struct Bench {
     over: Arc<AtomicBool>,
 }
 
+/// Who takes processors from the run for a while.
+enum Company {
+    Flood(Flood),
+    Idlers(Idlers),
+}
+
+/// Threads that take processor time and do nothing with it.
+struct Idlers {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
 /// What was measured for a while, summed up.
 #[derive(Default)]
 struct Window {
     steps: usize,
     seconds: f64,
-    /// Processor seconds of this process.
-    processor: f64,
+    /// Processor seconds of this process, and of the coordinator's.
+    clients: f64,
+    coordinator: f64,
     beats: Vec<f64>,
     /// The most, in MiB.
     resident: u64,
@@ -189,16 +234,12 @@ impl Bench {
         });
     }
 
-    /// A window, with a flood in it or without one.
-    fn watch(&self, flood: Option<(Question, usize, usize)>) -> Window {
+    /// A window, in company or without.
+    fn watch(&self, company: Option<Company>) -> Window {
         let coordinator = coordinator_of(self.running.pid()).expect("it lives");
-        // What the flood before left behind is over.
-        thread::sleep(Duration::from_secs(1));
-        let flood = flood.map(|(question, connections, streams)| {
-            Flood::start(&self.endpoint, self.read.secret(), question, connections, streams)
-        });
         self.beats.lock().expect("nobody panics").clear();
-        let (steps, began, processor) = (self.steps(), Instant::now(), processor());
+        let (steps, began) = (self.steps(), Instant::now());
+        let (clients, coordinators) = (processor(UsageWho::RUSAGE_SELF), processor_of(coordinator));
         let mut resident = 0;
         while began.elapsed() < self.window {
             resident = resident.max(memory(coordinator));
@@ -207,11 +248,18 @@ impl Bench {
         let window = Window {
             steps: self.steps() - steps,
             seconds: began.elapsed().as_secs_f64(),
-            processor: self::processor() - processor,
+            clients: processor(UsageWho::RUSAGE_SELF) - clients,
+            coordinator: processor_of(coordinator) - coordinators,
             beats: std::mem::take(&mut self.beats.lock().expect("nobody panics")),
             resident,
         };
-        flood.map(Flood::end);
+        match company {
+            Some(Company::Flood(flood)) => drop(flood.end()),
+            Some(Company::Idlers(idlers)) => idlers.end(),
+            None => {}
+        }
+        // What they left behind is over.
+        thread::sleep(Duration::from_secs(1));
         window
     }
 
@@ -234,11 +282,40 @@ impl Drop for Bench {
     }
 }
 
+impl Idlers {
+    /// So many threads that take so much processor time in all, in as long as the bench looks.
+    fn start(count: usize, seconds: f64, window: Duration) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let part = seconds / window.as_secs_f64() / count as f64;
+        let idler = |_| {
+            let over = over.clone();
+            let idle = move || {
+                let began = Instant::now();
+                while !over.load(Ordering::Relaxed) {
+                    thread::sleep(TURN);
+                    let owed = began.elapsed().as_secs_f64() * part - processor(UsageWho::RUSAGE_THREAD);
+                    let spinning = Instant::now();
+                    while spinning.elapsed().as_secs_f64() < owed {}
+                }
+            };
+            thread::Builder::new().stack_size(128 << 10).spawn(idle).expect("a thread")
+        };
+        let threads = (0..count).map(idler).collect();
+        Self { over, threads }
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("it ends in order"));
+    }
+}
+
 impl Window {
     fn add(&mut self, other: Self) {
         self.steps += other.steps;
         self.seconds += other.seconds;
-        self.processor += other.processor;
+        self.clients += other.clients;
+        self.coordinator += other.coordinator;
         self.beats.extend(other.beats);
         self.resident = self.resident.max(other.resident);
     }
@@ -247,11 +324,14 @@ impl Window {
         self.steps as f64 / self.seconds
     }
 
-    /// Of the machine's processors.
-    fn share(&self) -> f64 {
-        self.processor
-            / self.seconds
-            / thread::available_parallelism().map_or(1.0, |count| count.get() as f64)
+    /// Cores that the flood's clients take.
+    fn clients(&self) -> f64 {
+        self.clients / self.seconds
+    }
+
+    /// Cores that the coordinator takes.
+    fn coordinator(&self) -> f64 {
+        self.coordinator / self.seconds
     }
 
     fn p99(&self) -> f64 {
@@ -264,11 +344,20 @@ impl Window {
     }
 }
 
-/// Processor seconds of this process so far.
-fn processor() -> f64 {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("Linux");
+/// Processor seconds of this process so far, or of the thread that asks.
+fn processor(who: UsageWho) -> f64 {
+    let usage = getrusage(who).expect("Linux");
     let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     seconds(usage.user_time()) + seconds(usage.system_time())
+}
+
+/// The same of another process.
+fn processor_of(pid: i32) -> f64 {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
+    // After its name, which may hold anything: fields 14 and 15 are user's and system's ticks.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: f64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    ticks / TICKS
 }
 
 /// MiB that a process has resident.

@@ -30,7 +30,7 @@ use crate::{
     policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
     prefix::{Prefix, PrefixPass},
     source::ExpertSource,
-    suffix::{Given, LayerPlace, Suffix, SuffixPart, SuffixSegment, in_rows},
+    suffix::{Inputs, LayerPlace, Suffix, SuffixPart, SuffixSegment, in_rows},
 };
 
 /// Where a policy comes from, and where it goes to.
@@ -166,7 +166,7 @@ impl<B: Tape<Base = B>, S: Suffix<B>> PolicyNetwork<B, S> {
         params: &ParamScope<'_, B>,
         context: &S::Context,
         known: &[[Tensor<B, 2>; 2]],
-        given: Given<'_, B>,
+        given: Inputs<'_, B>,
     ) -> LeadReads<B> {
         let mut lead = Some(self.suffix.lead(params, given));
         let mut layers = Vec::with_capacity(known.len());
@@ -200,7 +200,7 @@ impl<B: Tape<Base = B>, S: Suffix<B>> Policy<B> for PolicyNetwork<B, S> {
         let pass = self.prefix(trainables, observed, of_prefix);
         let prefix = pass.forward(recompute)?;
         let context = self.suffix.context(&prefix, &self.device);
-        let given = Given { state: observed.state, draws, device: &self.device };
+        let given = Inputs { state: observed.state, draws, device: &self.device };
         let (of_lead, of_actions) =
             rows.as_ref().map(|rows: &SuffixRows<B>| (rows.state.clone(), rows.actions.clone())).unzip();
         let lead = recorded(&self.segment(SuffixPart::Lead(given)), trainables, vec![], of_lead);
@@ -245,10 +245,10 @@ impl<B: Tape<Base = B>, S: Suffix<B>> Policy<B> for PolicyNetwork<B, S> {
         let prefix = self.prefix(trainables, observed, None).run()?;
         let context = self.suffix.context(&prefix, &self.device);
         let (known, device, params) = (prefix.layers, &self.device, ParamScope::<B>::frozen(trainables));
-        let before = Given { state: observed.state, draws: Draws { times: &[], noisy: &[] }, device };
+        let before = Inputs { state: observed.state, draws: Draws { times: &[], noisy: &[] }, device };
         let fixed = S::LEAD_IS_FIXED.then(|| self.reads(&params, &context, &known, before));
         Ok(Box::new(move |draws: Draws<'_>| {
-            let given = Given { state: &[], draws, device };
+            let given = Inputs { state: &[], draws, device };
             let params = ParamScope::<B>::frozen(trainables);
             let of_draws;
             let LeadReads { layers, lead } = match &fixed {

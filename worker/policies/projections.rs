@@ -18,7 +18,7 @@ use coxswain_nn::{
     params::ParamScope,
 };
 
-use crate::suffix::Given;
+use crate::suffix::Inputs;
 
 /// A linear and its features, `[inputs, outputs]`.
 pub(crate) type NamedLinear = (&'static str, [usize; 2]);
@@ -70,7 +70,7 @@ impl<B: ModelBackend> Projections<B> {
 
 impl<B: Tape<Base = B>> Projections<B> {
     /// The states' tokens.
-    pub fn state<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2> {
+    pub fn state<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2> {
         self.state.forward(params, T::lift(given.state_bc(self.padded[0])))
     }
 
@@ -78,7 +78,7 @@ impl<B: Tape<Base = B>> Projections<B> {
     pub fn actions<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
-        given: Given<'_, B>,
+        given: Inputs<'_, B>,
     ) -> Tensor<T, 2> {
         let a_ne = self.action_in.forward(params, T::lift(given.noisy_nc(self.padded[1])));
         let ([rows, e], batch) = (a_ne.dims(), given.draws.times.len());

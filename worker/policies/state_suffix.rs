@@ -19,7 +19,7 @@ use crate::{
     projections::Projections,
     rotary::Rotary,
     state_layer::{StateContext, StateLayer},
-    suffix::{Given, LayerPlace, Suffix},
+    suffix::{Inputs, LayerPlace, Suffix},
 };
 
 /// What such policies differ in.
@@ -116,11 +116,11 @@ impl<B: Tape<Base = B>> Suffix<B> for StateSuffix<B> {
         }
     }
 
-    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2> {
+    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2> {
         self.projections.state(params, given)
     }
 
-    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2> {
+    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2> {
         self.projections.actions(params, given)
     }
 

@@ -37,10 +37,10 @@ pub(crate) trait Suffix<B: Tape<Base = B>>: 'static {
     fn context(&self, prefix: &Prefix<'_, B>, device: &B::Device) -> Self::Context;
 
     /// What leads, `[b, w]`.
-    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2>;
+    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2>;
 
     /// Tokens of actions, `[b * c, e]`.
-    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2>;
+    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2>;
 
     /// What leads, through a layer, if anything reads it behind; and the keys and values that actions read
     /// there, given those of the prefix, `[b * s, kv]`.
@@ -73,7 +73,7 @@ pub(crate) trait Suffix<B: Tape<Base = B>>: 'static {
 }
 
 /// What is given of a micro-batch behind its prefix.
-pub(crate) struct Given<'g, B: ModelBackend> {
+pub(crate) struct Inputs<'g, B: ModelBackend> {
     /// Normalised states, `[b, padded]`.
     pub state: &'g [f32],
     /// Actions on their way.
@@ -82,15 +82,15 @@ pub(crate) struct Given<'g, B: ModelBackend> {
     pub device: &'g B::Device,
 }
 
-impl<B: ModelBackend> Clone for Given<'_, B> {
+impl<B: ModelBackend> Clone for Inputs<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: ModelBackend> Copy for Given<'_, B> {}
+impl<B: ModelBackend> Copy for Inputs<'_, B> {}
 
-impl<B: ModelBackend> Given<'_, B> {
+impl<B: ModelBackend> Inputs<'_, B> {
     /// States of this width.
     pub fn state_bc(&self, width: usize) -> Tensor<B, 2> {
         placed(self.state.to_vec(), [self.state.len() / width, width], self.device)
@@ -127,8 +127,8 @@ pub(crate) struct SuffixSegment<'a, B: Tape<Base = B>, S: Suffix<B>> {
 
 /// Which.
 pub(crate) enum SuffixPart<'a, B: Tape<Base = B>, C> {
-    Lead(Given<'a, B>),
-    Actions(Given<'a, B>),
+    Lead(Inputs<'a, B>),
+    Actions(Inputs<'a, B>),
     Layer(LayerPlace<'a, B, C>),
     Velocity(Option<&'a SuffixRows<B>>),
 }

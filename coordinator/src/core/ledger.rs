@@ -71,8 +71,8 @@ pub struct Due {
 /// What is known of a step that no rank could report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UnreportedStep {
-    /// The generation that found it done by a checkpoint. Which one took it nobody knows: not always the last,
-    /// for it may have begun before the checkpoint was known.
+    /// The generation that found it done by a checkpoint. Which one took it nobody knows: not always the
+    /// last, for it may have begun before the checkpoint was known.
     pub found_by: Option<Generation>,
     /// The generation of the feature cache that its leases named; 0 for none.
     pub cache_generation: u64,

@@ -33,8 +33,8 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_720),
-    ("launcher", 16_860),
+    ("coordinator", 13_800),
+    ("launcher", 16_910),
     ("proto/identity", 1510),
     ("proto", 4890),
     ("worker/burn", 10),
@@ -54,7 +54,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/policies/pi", 520),
     ("worker/remote", 1370),
     ("worker/serve", 1430),
-    ("worker/src", 18_670),
+    ("worker/src", 18_690),
     ("worker/survey", 1570),
     ("worker/task", 1240),
     ("worker/tasks", 990),

@@ -23,6 +23,7 @@ const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
+const PROTOCOL_ERROR: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
@@ -47,12 +48,14 @@ pub enum Question {
     HalfSent,
     /// The same of reflection.
     HalfDescribed,
+    /// A status, whose path comes too late in its request: no call at all, for HTTP/2.
+    Garbled,
 }
 
 impl Question {
     fn path(self) -> &'static str {
         match self {
-            Self::Status | Self::HalfSent => "/coxswain.v1.Control/GetStatus",
+            Self::Status | Self::HalfSent | Self::Garbled => "/coxswain.v1.Control/GetStatus",
             Self::Ledger => "/coxswain.v1.Control/GetLedger",
             Self::History => "/coxswain.v1.Control/GetHistory",
             Self::Memory | Self::Fresh => "/coxswain.v1.Control/GetMemory",
@@ -162,7 +165,12 @@ impl Caller {
             }
             names.extend(b"\x40\x02te\x08trailers");
         } else {
-            names.extend((62..67).map(|index| 0x80 | index));
+            // The newest name has the lowest index; path and authority come first.
+            let mut known = [66, 65, 64, 63, 62];
+            if self.question == Question::Garbled {
+                known.reverse();
+            }
+            names.extend(known.map(|index| 0x80 | index));
         }
         if is_metrics {
             return frame(HEADERS, END_HEADERS | END_STREAM, stream, &names);
@@ -238,6 +246,9 @@ impl<'a> Line<'a> {
                     self.unsent.extend(answer);
                 }
                 GOAWAY => return false,
+                RESET if body.ends_with(&[PROTOCOL_ERROR]) && self.caller.question != Question::Garbled => {
+                    panic!("the coordinator cannot read what is asked: {:?}", self.caller.question)
+                }
                 RESET | HEADERS | DATA if kind == RESET || flags & END_STREAM != 0 => {
                     self.answered += u64::from(self.open.remove(&stream));
                 }

@@ -78,8 +78,8 @@ pub fn finishes_or_is_given_up(report: &Report) -> bool {
 }
 
 /// Whether its script ended three generations in a row before their first step; or had several ranks hang in
-/// one phase, of whom none is lost; or the coordinator's machine was lost when all steps were done and workers
-/// had left, whom their launchers do not start again.
+/// one phase, of whom none is lost; or the coordinator's machine was lost when all steps were done and
+/// workers had left, whom their launchers do not start again.
 fn is_given_up(report: &Report) -> bool {
     let Some(Outcome::Failed(cause)) = &report.outcome else { return false };
     let was_done = report.committed == report.steps && cause.message.contains("joined within");

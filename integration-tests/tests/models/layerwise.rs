@@ -1,5 +1,5 @@
-//! starVLA's QwenPI_v3 on a small Qwen3-VL against Transformers and PyTorch (`fixtures/make_qwen_pi.py`): loss,
-//! gradients down to the vision tower, sampled actions.
+//! starVLA's QwenPI_v3 on a small Qwen3-VL against Transformers and PyTorch (`fixtures/make_qwen_pi.py`):
+//! loss, gradients down to the vision tower, sampled actions.
 
 use std::sync::Arc;
 

@@ -140,8 +140,8 @@ pub fn decoder_layer(
     let (width, heads) = (text.size("hidden_size")?, text.size("num_attention_heads")?);
     let kv_heads = text.uint("num_key_value_heads")?.unwrap_or(heads);
     text.divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)?;
-    let said = text.uint("head_dim")?.filter(|size| *size > 0);
-    let head_dim = said.or(head_dim).unwrap_or(width / heads);
+    let stated = text.uint("head_dim")?.filter(|size| *size > 0);
+    let head_dim = stated.or(head_dim).unwrap_or(width / heads);
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(text.error("head_dim", format!("{head_dim}; the rotary embedding needs an even one")));
     }

@@ -9,7 +9,7 @@
 //!           other; layers and norms are Gemma's own
 //! pi0.5     actions alone, action_in_proj(x_t), see the prefix and each other;
 //!           time  c = silu(time_mlp_out(silu(time_mlp_in(sinusoids(t)))))
-//!           norm  (scale, shift, gate) = dense(c):  rms_norm(x) (1 + scale) + shift, and the gate of what follows
+//!           norm  (scale, shift, gate) = dense(c):  rms_norm(x) (1 + scale) + shift, and a gate
 //! velocity  action_out_proj(norm(actions))
 //! ```
 //!

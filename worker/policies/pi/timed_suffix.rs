@@ -29,7 +29,7 @@ use crate::{
     policy::PolicySizes,
     prefix::Prefix,
     rotary::{Rotary, attend, by_head, key_mask},
-    suffix::{Given, LayerPlace, Suffix},
+    suffix::{Inputs, LayerPlace, Suffix},
 };
 
 /// The expert and its projections.
@@ -123,13 +123,13 @@ impl<B: Tape<Base = B>> Suffix<B> for TimedSuffix<B> {
         }
     }
 
-    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2> {
+    fn lead<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2> {
         let sinusoids_be = T::lift(given.sinusoids_be(self.shape.width, self.periods));
         let inner_be = silu(self.time_in.forward(params, sinusoids_be));
         silu(self.time_out.forward(params, inner_be))
     }
 
-    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Given<'_, B>) -> Tensor<T, 2> {
+    fn actions<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, given: Inputs<'_, B>) -> Tensor<T, 2> {
         self.action_in.forward(params, T::lift(given.noisy_nc(self.features.padded[1])))
     }
 

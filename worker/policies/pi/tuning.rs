@@ -1,5 +1,5 @@
-//! What of pi0 and pi0.5 trains: by default the expert and the projections. LeRobot's own default is everything,
-//! unless config.json says `train_expert_only`.
+//! What of pi0 and pi0.5 trains: by default the expert and the projections. LeRobot's own default is
+//! everything, unless config.json says `train_expert_only`.
 
 use coxswain_models::{
     joint::{JointOutline, outline::NamedShape},

@@ -1,5 +1,5 @@
-//! pi0: its weights are a formula, its batch is pi0.5's, and of a gradient the reference has its size and how
-//! much of three waves is in it (`make_pi.py`).
+//! pi0, whose weights are a formula and whose batch is pi0.5's; and gradients of either policy, of which the
+//! reference has the size and how much of three waves is in it (`make_pi.py`).
 
 use tempfile::TempDir;
 
@@ -102,32 +102,37 @@ fn a_pass_of_pi0_from_file_to_file_gives_what_lerobot_gives() {
 }
 
 #[test]
-fn the_language_model_and_adapters_of_pi0_have_lerobots_gradients_in_every_mode() {
-    let ((expected, _), dir) = (golden_at(PI0, EXPECTED), policy());
+fn language_model_and_adapters_of_both_policies_have_lerobots_gradients_in_every_mode() {
     let train = [r"paligemma\.model\.(language_model\.layers|multi_modal_projector)".to_owned()];
     let lora = Lora { rank: 2, alpha: 6.0, targets: LoraTargets::Regex(ADAPTED.into()), ..Lora::default() };
-    let whole = Case::of(dir.path(), TuningSettings { lora: None, train: &train });
-    let adapted = Case::of(dir.path(), TuningSettings { lora: Some(&lora), train: &[] });
-    for (mut case, group, loss, reference) in
-        [(whole, Group::BASE, "loss", "full"), (adapted, Group::LORA, "lora.loss", "lora.grad")]
-    {
-        let mut modes = Vec::new();
-        for recompute in [Recompute::None, Recompute::Full] {
-            case.recompute = recompute;
-            let (found, params) = case.passed(|trainables| {
-                if group == Group::LORA {
-                    let params = trainables.layout().params().iter();
-                    let values = params.flat_map(|param| by_formula(&param.name, &param.shape)).collect();
-                    trainables.set(values);
-                }
-            });
-            close("loss", &found["loss"].1, &expected[loss].1, VALUES);
-            let of_group = params.iter().filter(|param| param.group == group);
-            let named = of_group.map(|param| (param.name.clone(), &found[&format!("grad.{}", param.name)].1));
-            hold(reference, &named.collect(), &expected[reference]);
-            modes.push(found);
+    let pi0 = policy();
+    for (dir, there, file) in [(pi0.path(), PI0, EXPECTED), (&*policy_dir(), AT, "gradients.safetensors")] {
+        let ((expected, _), (reference, _)) = (golden_at(there, EXPECTED), golden_at(there, file));
+        let whole = Case::of(dir, TuningSettings { lora: None, train: &train });
+        let adapted = Case::of(dir, TuningSettings { lora: Some(&lora), train: &[] });
+        for (mut case, group, loss, name) in [
+            (whole, Group::BASE, &expected["loss"].1, "full"),
+            (adapted, Group::LORA, &reference["lora.loss"].1, "lora.grad"),
+        ] {
+            let mut modes = Vec::new();
+            for recompute in [Recompute::None, Recompute::Full] {
+                case.recompute = recompute;
+                let (found, params) = case.passed(|trainables| {
+                    if group == Group::LORA {
+                        let params = trainables.layout().params().iter();
+                        let values = params.flat_map(|param| by_formula(&param.name, &param.shape)).collect();
+                        trainables.set(values);
+                    }
+                });
+                close("loss", &found["loss"].1, loss, VALUES);
+                let of_group = params.iter().filter(|param| param.group == group);
+                let named =
+                    of_group.map(|param| (param.name.clone(), &found[&format!("grad.{}", param.name)].1));
+                hold(name, &named.collect(), &reference[name]);
+                modes.push(found);
+            }
+            assert_eq!(modes[0], modes[1], "recompute changes nothing");
         }
-        assert_eq!(modes[0], modes[1], "recompute changes nothing");
     }
 }
 

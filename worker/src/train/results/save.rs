@@ -79,7 +79,7 @@ impl Results {
     }
 
     /// The first rank: the newest checkpoint on disk. The coordinator is told of those that it does not know,
-    /// because whoever published them was killed before it could say so.
+    /// because the process that published them was killed before it could say so.
     pub fn tell_unknown<B: Tape<Base = B>>(
         &self,
         bench: &mut Workbench<'_, B>,

@@ -14,8 +14,8 @@
 //! With dropout, some of what each half adds to `x` is dropped in training: the rows are a draw's tokens, the
 //! module is `expert.blocks.N.attn` or `.mlp`.
 //!
-//! A layerwise expert has cross-attention alone. The source of keys and values is then `c = W_p (layer_norm(h) *
-//! gain + bias) + b_p` of the block's own layer `h` of the language model.
+//! A layerwise expert has cross-attention alone. The source of keys and values is then `c = W_p
+//! (layer_norm(h) * gain + bias) + b_p` of the block's own layer `h` of the language model.
 //!
 //! Keys have no bias: a constant added to every key moves all scores of a query alike, which the softmax
 //! takes out again. Its gradient is rounding noise, which AdamW would scale up to full steps.

@@ -276,7 +276,8 @@ impl Head {
         let xavier = DenseShape::xavier;
         let modulated = (!form.layerwise).then(|| {
             let output = match form.decoder_hidden {
-                // The last of three layers is the one that starts at zero: below it ReLU would pass nothing on.
+                // The last of three layers is the one that starts at zero: below it ReLU would pass nothing
+                // on.
                 Some(hidden) => xavier(width, hidden),
                 None => DenseShape::zeros(width, action),
             };

@@ -1,5 +1,5 @@
-//! The norm on hidden states, `layer_norm(h) * gain + bias`: of all blocks together (`expert.feature_norm`), or
-//! of each block that reads its own.
+//! The norm on hidden states, `layer_norm(h) * gain + bias`: of all blocks together (`expert.feature_norm`),
+//! or of each block that reads its own.
 
 use burn::tensor::Tensor;
 use coxswain_nn::{

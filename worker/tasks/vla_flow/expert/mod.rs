@@ -15,10 +15,10 @@
 //! prediction is zero velocity and a block starts without modulation. In the very first step only the output
 //! layer therefore gets a gradient.
 //!
-//! A layerwise expert ([`ExpertForm::layerwise`], QwenPI_v3 of starVLA) has a block for each layer of the language
-//! model, which cross-attends that layer's hidden states through a norm and a projection of its own. Times
-//! of its embeddings are whole thousandths, and the decoder of velocities reads the last block as it is.
-//! No token of it attends to another, so that its future tokens change nothing, as in starVLA.
+//! A layerwise expert ([`ExpertForm::layerwise`], QwenPI_v3 of starVLA) has a block for each layer of the
+//! language model, which cross-attends that layer's hidden states through a norm and a projection of its own.
+//! Times of its embeddings are whole thousandths, and the decoder of velocities reads the last block as it
+//! is. No token of it attends to another, so that its future tokens change nothing, as in starVLA.
 //!
 //! Training runs it in segments (`recompute::segment`): each block's parameter gradients go to host memory
 //! before the next block's exist, which for an expert trained in full is what bounds the peak. What this
