@@ -4,6 +4,10 @@
 //! Token embeddings are those of the table times the root of their width, as Gemma has them; features of
 //! images are not scaled.
 //!
+//! ```text
+//! config  config.json, checked
+//! ```
+//!
 //! Not here: chats, the language model by its own masks, and its head, which no action depends on.
 
 mod config;
