@@ -34,7 +34,7 @@ fn stateless() -> (&'static str, Value) {
 #[test]
 fn gradients_go_back_into_every_layer_and_are_derivatives() {
     let fixture = fixture(&layerwise(lora(EVERYWHERE, 0.0), 0.0, &[]));
-    are_derivatives(&fixture, 2e-4);
+    are_slopes(&fixture, 2e-4);
     split(&fixture);
     let (loss, grads) = fixture.run(&batch(&[0, 1]));
     assert_eq!(fixture.policy.loss(&fixture.trainables, &batch(&[0, 1])).expect("sound"), loss);
