@@ -81,6 +81,11 @@ fn gradients_are_derivatives_in_every_group() {
 }
 
 fn are_derivatives(fixture: &Fixture) {
+    are_slopes(fixture, 5e-4);
+}
+
+/// The same by differences so far apart.
+fn are_slopes(fixture: &Fixture, step: f64) {
     let (_, grads) = fixture.run(&batch(&[0, 1]));
     let layout = fixture.trainables.layout();
     for group in layout.groups() {
@@ -101,7 +106,6 @@ fn are_derivatives(fixture: &Fixture) {
             let loss = fixture.policy.forward_backward(&trainables, &batch(&[0, 1]), &mut unused, clock);
             loss.expect("sound").loss_sum
         };
-        let step = 5e-4;
         let slope = (at(step) - at(-step)) / (2.0 * step);
         assert!((slope - norm).abs() < 0.01 * norm, "{group}: slope {slope}, gradient norm {norm}");
     }

@@ -14,7 +14,8 @@ fn layerwise(lora: Value, dropout: f64, changes: &[(&str, Value)]) -> RunSpec {
 }
 
 fn lora(targets: &str, dropout: f64) -> Value {
-    json!({"rank": 2, "targets": targets, "dropout": dropout})
+    // Of a scale at which a difference takes few units of the decoder's ReLU across 0.
+    json!({"rank": 2, "alpha": 4.0, "targets": targets, "dropout": dropout})
 }
 
 /// The policy of such a run, with every zero start replaced.
@@ -33,7 +34,7 @@ fn stateless() -> (&'static str, Value) {
 #[test]
 fn gradients_go_back_into_every_layer_and_are_derivatives() {
     let fixture = fixture(&layerwise(lora(EVERYWHERE, 0.0), 0.0, &[]));
-    are_derivatives(&fixture);
+    are_slopes(&fixture, 2e-4);
     split(&fixture);
     let (loss, grads) = fixture.run(&batch(&[0, 1]));
     assert_eq!(fixture.policy.loss(&fixture.trainables, &batch(&[0, 1])).expect("sound"), loss);
