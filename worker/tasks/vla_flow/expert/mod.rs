@@ -98,12 +98,15 @@ pub struct Draws<'t, B: Tape<Base = B>> {
     pub noisy_nc: Tensor<B, 2>,
 }
 
+/// Blocks that read the same hidden states.
+type BlockTower<'a, B> = Tower<'a, B, Vec<DitLayer<'a>>>;
+
 /// What a forward pass kept.
 pub struct ExpertTrace<'a, B: Tape<Base = B>> {
     time: RecordedSegment<'a, B>,
     tokens: RecordedSegment<'a, B>,
     /// All blocks, or each with the hidden states that it alone reads.
-    towers: Vec<(Tower<'a, B, Vec<DitLayer<'a>>>, Trace<'a, B>)>,
+    towers: Vec<(BlockTower<'a, B>, Trace<'a, B>)>,
     head: RecordedSegment<'a, B>,
     features: Option<RecordedSegment<'a, B>>,
 }

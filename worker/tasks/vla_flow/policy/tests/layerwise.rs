@@ -66,7 +66,7 @@ fn features_are_kept_below_all_that_it_reads_and_change_no_bit() {
         (Value::Null, vec![], Tap::Vision),
         (Value::Null, vec![stateless()], Tap::Layer(1)),
     ] {
-        let fixture = fixture(&layerwise(lora, 0.0, &[&more[..], &[exact.clone()]].concat()));
+        let fixture = fixture(&layerwise(lora, 0.0, &[&more[..], std::slice::from_ref(&exact)].concat()));
         assert_eq!(fixture.policy.tap(), Some(tap));
         let whole = batch(&[0, 1, 2]);
         let features = fixture.policy.features_below(&fixture.trainables, &whole).expect("sound");
