@@ -58,7 +58,8 @@ fn map(folder: &Path) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// What its files have in them and the files of the page's table, by kind of family, the closest description first.
+/// What its files have in them and the files of the page's table, by kind of family, the closest description
+/// first.
 fn listed() -> [(&'static str, Vec<String>); 4] {
     let page = read(Path::new(PAGE));
     let rows = page.lines().skip_while(|line| !line.starts_with(TABLE)).skip(2);

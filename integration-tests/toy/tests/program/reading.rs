@@ -60,11 +60,11 @@ fn no_address_and_no_directory_are_reported_as_such() {
 #[test]
 fn a_limit_on_the_size_of_files_ends_no_process_and_is_the_cause_that_is_told() {
     let toy = Toy::new(500);
-    // More than a mebibyte of weights, and less of everything else.
-    let wide = ["network.width=65536", "optimizer.lr.network=1e-7"];
+    // More than four mebibytes of weights, and less of everything else.
+    let wide = ["network.width=262144", "optimizer.lr.network=1e-7"];
     let launch = toy.command("run", &[&SHORT[..], &wide, &["--max-restarts=0"]].concat());
     let mut limited = Command::new("bash");
-    limited.args(["-c", "ulimit -f 1000; exec \"$0\" \"$@\""]).arg(launch.get_program());
+    limited.args(["-c", "ulimit -f 4000; exec \"$0\" \"$@\""]).arg(launch.get_program());
     limited.args(launch.get_args()).current_dir(launch.get_current_dir().expect("the root"));
     limited.envs(launch.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let told = refused_with(limited, 4, "File too large");

@@ -113,7 +113,7 @@ const SHORT: [&str; 4] =
 
 /// What a launch of a finished run is refused for: the change, the exit code, and a part of the message.
 const REFUSALS: [(&[&str], i32, &str); 22] = [
-    (&["train.steps=5"], 2, "train.steps is 5, and"),
+    (&["train.steps=5"], 2, "train.steps is 5, but"),
     (&["train.steps=", "train.epochs=0"], 2, "train.epochs"),
     (&["train.steps=1e3"], 2, "train.steps"),
     (&["train.steps=2000000000000"], 2, "must be at most 1000000000000"),

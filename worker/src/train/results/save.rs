@@ -84,7 +84,7 @@ impl Results {
         &self,
         bench: &mut Workbench<'_, B>,
     ) -> Result<Option<Step>, TrainError> {
-        if bench.members.rank().0 > 0 {
+        if bench.members.rank().0 > 0 || !bench.members.link.has_generations() {
             return Ok(None);
         }
         let known = bench.members.assignment.checkpoint_step;
