@@ -203,3 +203,21 @@ fn threads_that_cannot_be_started_are_named_with_the_limit() {
     assert!(!status.success() && printed.contains("no more threads can be started here"), "{printed}");
     assert!(printed.contains("pids.max") && printed.contains("start again to resume"), "{printed}");
 }
+
+#[test]
+fn a_limit_on_the_size_of_files_ends_no_process_and_is_the_cause_that_is_told() {
+    let tiny = Tiny::new(6, 2);
+    let launch = tiny.command(&["--max-restarts=0"]);
+    // Less than the files of a checkpoint have, and more than all others.
+    let mut limited = Command::new("bash");
+    limited.args(["-c", "ulimit -f 3000; exec \"$0\" \"$@\""]).arg(launch.get_program());
+    limited.args(launch.get_args()).current_dir(launch.get_current_dir().expect("the root"));
+    limited.envs(launch.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (status, told) = CoxProcess::of(limited).finish();
+    assert_eq!(status.code(), Some(4), "{told}");
+    for part in ["File too large", "`ulimit -f unlimited`"] {
+        assert!(told.contains(part), "{told}");
+    }
+    assert!(!told.contains("SIGXFSZ"), "{told}");
+    tiny.assert_undisturbed(tiny.start(&[]), "without the limit");
+}

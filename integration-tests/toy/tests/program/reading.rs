@@ -1,5 +1,5 @@
 //! Commands that read a run: with the settings that it was trained with, at an address that is one, into
-//! places that can be written; plans of worlds that there can be; and a launch whose files may not grow.
+//! places that can be written; and plans of worlds that there can be.
 
 use std::process::Command;
 
@@ -55,22 +55,6 @@ fn no_address_and_no_directory_are_reported_as_such() {
     }
     let none = toy.path("none").display().to_string();
     refused_with(toy.cox(&["status", &none]), 8, "there is no such directory");
-}
-
-#[test]
-fn a_limit_on_the_size_of_files_ends_no_process_and_is_the_cause_that_is_told() {
-    let toy = Toy::new(500);
-    // More than four mebibytes of weights, and less of everything else.
-    let wide = ["network.width=262144", "optimizer.lr.network=1e-7"];
-    let launch = toy.command("run", &[&SHORT[..], &wide, &["--max-restarts=0"]].concat());
-    let mut limited = Command::new("bash");
-    limited.args(["-c", "ulimit -f 4000; exec \"$0\" \"$@\""]).arg(launch.get_program());
-    limited.args(launch.get_args()).current_dir(launch.get_current_dir().expect("the root"));
-    limited.envs(launch.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let told = refused_with(limited, 4, "File too large");
-    assert!(told.contains("`ulimit -f unlimited`") && !told.contains("SIGXFSZ"), "{told}");
-    let (_, printed) = toy.train("run", &[&SHORT[..], &wide].concat());
-    assert!(printed.contains("8 of 8 steps"), "{printed}");
 }
 
 #[test]
