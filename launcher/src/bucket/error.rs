@@ -33,7 +33,8 @@ pub enum BucketError {
     },
     /// The run would begin anew over one that is there.
     #[error(
-        "run.bucket: {address} already holds this run up to step {step}, and train.resume=false would overwrite it: remove train.resume=false to resume, or name another bucket path"
+        "run.bucket: {address} already holds this run up to step {step}, and train.resume=false would \
+         overwrite it: remove train.resume=false to resume, or name another bucket path"
     )]
     Anew {
         /// Of the run.
@@ -43,7 +44,8 @@ pub enum BucketError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "run.bucket: {address} already holds this run up to step {step}, but this launch would end after step {steps}: set at least as many steps, or name another bucket path"
+        "run.bucket: {address} already holds this run up to step {step}, but this launch would end \
+         after step {steps}: set at least as many steps, or name another bucket path"
     )]
     BeyondItsEnd {
         /// Of the run.

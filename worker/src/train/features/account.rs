@@ -133,7 +133,10 @@ impl Account {
         if self.damaged <= DAMAGES_NAMED {
             self.complain(what.to_string());
         } else if self.damaged == DAMAGES_NAMED + 1 {
-            self.complain("more records of the cache are damaged and will be computed again; `cox cache verify` names them all, and removes them with --repair");
+            self.complain(
+                "more records of the cache are damaged and will be computed again; \
+                 `cox cache verify` names them all, and removes them with --repair",
+            );
         }
     }
 
@@ -187,7 +190,8 @@ impl Account {
         let (read, fill) = (each(self.whole.read, self.whole.hits), each(self.whole.fill, self.whole.misses));
         if read > fill {
             self.complain(format!(
-                "reading cached features takes {read:.2} ms a sample, computing them {fill:.2} ms: without the cache this run would be faster; set cache.mode: off, or put cache.dir on a faster disk"
+                "reading cached features takes {read:.2} ms a sample, computing them {fill:.2} ms: \
+                 without the cache this run would be faster; set cache.mode: off, or put cache.dir on a faster disk"
             ));
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! [`Tracks::from_spec`] reads every header, so that what people can mend is said before anything starts: a
 //! file that ends early, too, whose missing segments are their own faults, as is what only shows when a
-//! segment is read. The run goes on without them. A track's end that is shorter than a segment is left out.
+//! segment is read. The run goes on without them. What remains of a track after its last whole segment is
+//! left out.
 
 use std::{
     fs,

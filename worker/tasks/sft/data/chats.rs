@@ -2,7 +2,7 @@
 //!
 //! [`Chats::from_spec`] reads every chat and looks for every image, so that what people can mend is said
 //! before anything starts. What only shows when a chat is encoded (an image that does not decode, a token
-//! beyond the vocabulary) is the chat's own fault: the run goes on without it.
+//! beyond the vocabulary) is a fault of the chat: it is left out, and the run continues.
 
 use std::{path::Path, sync::Arc};
 
