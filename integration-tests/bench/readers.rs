@@ -12,9 +12,10 @@
 //! what is left is what the coordinator takes for the flood, and what of a step waits for it. What the
 //! coordinator itself takes, in cores, stands beside it: that hardly depends on what else the machine does.
 //!
-//! A heartbeat is a call on a connection of its own every 20 ms. Its time is measured from the call to the
-//! answer in a thread of this process, so it includes what that thread waits for a processor beside the
-//! flood's threads. As root it has a priority above theirs.
+//! A heartbeat is a call every 20 ms on a connection that only heartbeats use, and every tenth one is the
+//! first call of a new connection, as of a worker that replaces another. Its time is measured from the call
+//! to the answer in a thread of this process, so it includes what that thread waits for a processor beside
+//! the flood's threads. As root it has a priority above theirs.
 //!
 //! Ends with 1 if a flood costs more than it may.
 
@@ -71,6 +72,8 @@ const FLOODS: [(Question, usize, usize); 21] = [
 
 /// Threads that idle, and clients that wait, wake up this often.
 const TURN: Duration = Duration::from_millis(50);
+/// Heartbeats of one connection.
+const BEATS: usize = 10;
 /// Of a second, in `/proc`, on every Linux.
 const TICKS: f64 = 100.0;
 /// What a flood may cost: steps a second of those that the processors allow, a heartbeat's answer time, and
@@ -215,10 +218,19 @@ impl Bench {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                let channel = Channel::from_shared(address).expect("an address").connect_lazy();
-                let mut worker =
-                    CoordinatorClient::with_interceptor(channel, credentials.for_scope(Scope::Worker));
-                while !over.load(Ordering::Relaxed) {
+                let there = Channel::from_shared(address).expect("an address");
+                let connect = || {
+                    let shown = credentials.for_scope(Scope::Worker);
+                    CoordinatorClient::with_interceptor(there.connect_lazy(), shown)
+                };
+                let mut worker = connect();
+                for beat in 1.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    if beat % BEATS == 0 {
+                        worker = connect();
+                    }
                     let request = HeartbeatRequest {
                         worker_id: u64::MAX,
                         incarnation: "nobody".into(),

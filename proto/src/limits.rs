@@ -73,9 +73,10 @@ pub const READ_SHARE: u32 = 20;
 pub const READ_CREDIT: Duration = Duration::from_millis(250);
 /// After which a reader that was refused is told to come again.
 pub const READ_PAUSE: Duration = Duration::from_secs(1);
-/// What a connection may say at once: HTTP/2's settings and a first call. Until a call on it was let in that
-/// does more than look, the rest comes in pieces, and all such connections take turns.
-pub const GREETING: usize = 512;
+/// What a connection may say at once: HTTP/2's settings and the headers of a first call, with the longest
+/// token and name of a host. Until a call on it was let in that does more than look, the rest comes in
+/// pieces, and all such connections take turns: with hundreds of them, each waits for seconds.
+pub const GREETING: usize = 1024;
 /// Such a piece, and the time of its turn. Calls have 16 bytes at least, and cost some 50 us to refuse: all
 /// of them together take a thirtieth of a core. Answers of 10 MiB a second are still acknowledged.
 pub const READ_PIECE: (usize, Duration) = (256, Duration::from_millis(25));

@@ -9,10 +9,10 @@ use std::{
 
 use axum::body::Bytes;
 use coxswain_coordinator::{ConnectionBounds, ServeError};
-use coxswain_identity::Credentials;
+use coxswain_identity::{CertificateFiles, Credentials, Token, Tokens};
 use coxswain_proto::{
     calls,
-    limits::{MAX_CONTROL_REQUEST, MAX_READS_OF_CONNECTION, MAX_STREAMS},
+    limits::{GREETING, MAX_CONTROL_REQUEST, MAX_READS_OF_CONNECTION, MAX_STREAMS},
     v1::{self, control_client::ControlClient, coordinator_client::CoordinatorClient, directive::Kind},
 };
 use tokio::{
@@ -23,7 +23,7 @@ use tokio::{
 use tonic::{
     Code,
     codegen::{Service as _, http},
-    transport::Channel,
+    transport::{Channel, Endpoint},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -295,6 +295,48 @@ async fn a_connection_without_a_call_is_closed_in_time() {
         news = watched.message() => assert!(matches!(news, Ok(Some(_))), "{news:?}"),
         () = std::future::ready(()) => {}
     }
+}
+
+/// Bytes of a connection up to the end of its first call's headers (RFC 9113, sections 3.4 and 4.1).
+async fn first_call(listener: TcpListener) -> usize {
+    const PREFACE: usize = 24;
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let (mut caller, _) = listener.accept().await.unwrap();
+    caller.write_all(&SETTINGS).await.unwrap();
+    caller.read_exact(&mut [0; PREFACE]).await.unwrap();
+    let mut bytes = PREFACE;
+    loop {
+        let mut head = [0; SETTINGS.len()];
+        caller.read_exact(&mut head).await.unwrap();
+        let size = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        caller.read_exact(&mut vec![0; size]).await.unwrap();
+        bytes += head.len() + size;
+        let [.., kind, flags, _, _, _, _] = head;
+        if kind == 1 && flags & 4 != 0 {
+            return bytes;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_workers_first_call_waits_for_no_reader_whatever_its_token_and_host() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // Characters that have no shorter code (RFC 7541, appendix B).
+    let token = Token::parse(&"&".repeat(256)).unwrap();
+    let credentials = Credentials::new(Some(Tokens::one(token)), CertificateFiles::default());
+    let name = vec!["X".repeat(63); 4].join(".");
+    let host = format!("http://{}:65535", &name[..253]);
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = endpoint.origin(host.parse().unwrap()).connect_lazy();
+    let mut worker = CoordinatorClient::with_interceptor(channel, credentials.for_scope(Scope::Worker));
+    let call = worker.register(register(0));
+    let counted = tokio::time::timeout(TEST_LIMIT, first_call(listener));
+    let bytes = tokio::select! {
+        _ = call => panic!("nobody answers"),
+        bytes = counted => bytes.expect("it is made"),
+    };
+    assert!((512..=GREETING).contains(&bytes), "{bytes} bytes");
 }
 
 #[tokio::test]

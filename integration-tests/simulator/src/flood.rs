@@ -1,6 +1,6 @@
 //! Those who only read, by the hundred, before the coordinator's real bounds: so many reads at once, a ration
-//! of its processor, a look for all who look, and little by little from a connection that was refused. Some
-//! never take their answers.
+//! of its processor, a look for all who look; a first call of each connection, then all of them in turns, and
+//! more slowly from one that was refused. Some never take their answers.
 //!
 //! ```text
 //! connections ──▶ Readers::enter ─ a place ──▶ Looks, answered together by the real machine
@@ -17,7 +17,7 @@ use coxswain_coordinator::{
     reads::{Look, Looks, Peer, Place, ReadCaller, ReadKind, Readers, Standings, monotonic},
 };
 use coxswain_identity::Caller as Known;
-use coxswain_proto::limits::{MAX_STREAMS, READ_PIECE, READ_TIMEOUT, REFUSED_PAUSE};
+use coxswain_proto::limits::{GREETING, MAX_STREAMS, READ_PIECE, READ_TIMEOUT, REFUSED_PAUSE};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -31,7 +31,7 @@ const READ: Duration = Duration::from_micros(300);
 const REFUSAL: Duration = Duration::from_micros(30);
 const CALL: Duration = Duration::from_micros(100);
 const LOOK: Duration = Duration::from_millis(1);
-/// Between two connections that are opened, and until a client that was not refused is read again.
+/// Between two connections that are opened.
 const OPENS: Duration = Duration::from_millis(10);
 /// Until the driver looks whether somebody has come to look.
 const IDLE: Duration = Duration::from_millis(10);
@@ -52,6 +52,8 @@ pub struct Flood {
     until: Duration,
     /// Until then the processor has something to do.
     busy_until: Duration,
+    /// Until then others have their turn to be read.
+    turns_until: Duration,
     told: FloodSummary,
 }
 
@@ -68,6 +70,7 @@ struct Connection {
     reader: ReadCaller,
     kind: ReadKind,
     takes_answers: bool,
+    has_greeted: bool,
     reads: Vec<PendingRead>,
 }
 
@@ -87,6 +90,7 @@ impl Connection {
             reader: ReadCaller { caller: (number % TOKENS) as u64, is_launcher: false, peer },
             kind: kinds[number % kinds.len()],
             takes_answers: !number.is_multiple_of(5),
+            has_greeted: false,
             reads: Vec::new(),
         }
     }
@@ -115,6 +119,7 @@ impl Flood {
             connections: (0..connections).map(Connection::new).collect(),
             until,
             busy_until: Duration::ZERO,
+            turns_until: Duration::ZERO,
             told: FloodSummary::default(),
         }
     }
@@ -125,7 +130,7 @@ impl Flood {
         self.busy_until
     }
 
-    /// What a connection sends is read, all of it or a piece; after how long it is read again. An error if
+    /// What a connection sends is read, a first call or a piece; after how long it is read again. An error if
     /// more were let in than the driver has room for.
     fn serve(&mut self, number: usize, now: Duration) -> Result<Duration, String> {
         let at = self.begin + now;
@@ -134,8 +139,10 @@ impl Flood {
         let reader = self.connections[number].reader.clone();
         let is_slow = reader.peer.as_ref().is_some_and(|peer| peer.was_refused(at));
         let streams = MAX_STREAMS as usize - self.connections[number].reads.len();
-        let calls = if is_slow { streams.min(READ_PIECE.0 / CALL_BYTES) } else { streams };
-        for _ in 0..calls {
+        let has_greeted = std::mem::replace(&mut self.connections[number].has_greeted, true);
+        let (piece, turn) = READ_PIECE;
+        let bytes = if has_greeted { piece } else { GREETING };
+        for _ in 0..streams.min(bytes / CALL_BYTES) {
             let kind = self.connections[number].kind;
             let Ok(place) = self.readers.enter(at, kind, reader.clone()) else {
                 self.told.refused += 1;
@@ -155,7 +162,8 @@ impl Flood {
             };
             self.connections[number].reads.push(PendingRead { _place: place, answer, since: done });
         }
-        Ok(if is_slow { REFUSED_PAUSE } else { OPENS })
+        self.turns_until = self.turns_until.max(now) + turn;
+        Ok(self.turns_until - now + if is_slow { REFUSED_PAUSE } else { Duration::ZERO })
     }
 }
 
