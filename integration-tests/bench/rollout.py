@@ -270,22 +270,32 @@ class Served:
 
 
 def roll_out(world, client, number, a, black=False):
-    """One episode; returns the step of success, or none, and pictures in between."""
+    """One episode; returns the step of success, or none, pictures in between, and how far actions jump where a chunk begins."""
     world.begin(a.seed, number)
-    chunk, seen = [], []
+    chunk, seen, jumps = [], [], []
+    asked, taken, last = None, 0, None
     for step in range(a.steps):
         if number == 0 and step % 5 == 0:
             seen.append(world.picture())
         if client is None:
             chunk = [world.shown()]
-        elif not len(chunk):
+        elif asked is None and (not len(chunk) or taken >= a.act):
             picture = np.zeros((SIDE, SIDE, 3), np.uint8) if black else world.picture()
             observation = {CAMERA: picture, "observation.state": world.state(), "prompt": PROMPTS[world.task]}
-            chunk = client.infer({**observation, "seed": 1000 * number + step})["actions"][: a.act]
+            if a.rtc and len(chunk):
+                observation |= {"prev_actions": np.ascontiguousarray(chunk, np.float32), "inference_delay": min(a.delay, len(chunk))}
+            answer = client.infer({**observation, "seed": 1000 * number + step})["actions"]
+            asked = (step, answer)
+        # The first chunk is waited for: the arm stands still.
+        if asked is not None and (not len(chunk) or step - asked[0] >= a.delay):
+            chunk, taken, asked = asked[1][step - asked[0] :], 0, None
+            if last is not None:
+                jumps.append(float(np.linalg.norm(chunk[0] - last)))
         action, chunk = chunk[0], chunk[1:]
+        taken, last = taken + 1, action
         if world.step(action):
-            return step + 1, [*seen, world.picture()]
-    return None, [*seen, world.picture()]
+            return step + 1, [*seen, world.picture()], jumps
+    return None, [*seen, world.picture()], jumps
 
 
 def evaluate(a):
@@ -294,23 +304,27 @@ def evaluate(a):
     if (a.out / "trained-blind/policy.json").exists():
         acting["trained-blind"] = ("trained-blind", True)
     acting = {who: how for who, how in acting.items() if who in (a.who or acting)}
-    found, began = {}, time.time()
+    found, jumped, began = {}, {}, time.time()
     (a.out / "strips").mkdir(exist_ok=True)
+    chunking = (f"-delay{a.delay}" if a.delay else "") + ("-rtc" if a.rtc else "")
     with contextlib.ExitStack() as stack:
         clients = {run: stack.enter_context(Served(a, a.out / run)) for run in {run for run, _ in acting.values()} - {None}} | {None: None}
         for task in a.tasks:
             world = World(task)
             for who, (run, black) in acting.items():
                 rolled = [roll_out(world, clients[run], number, a, black) for number in range(a.starts)]
-                found.setdefault(who, {})[task] = [steps for steps, _ in rolled]
+                who += chunking
+                found.setdefault(who, {})[task] = [steps for steps, *_ in rolled]
+                jumped.setdefault(who, {})[task] = float(np.mean([jump for *_, jumps in rolled for jump in jumps] or [0]))
                 seen = rolled[0][1]
                 strip = [seen[round(i * (len(seen) - 1) / (STRIP - 1))] for i in range(STRIP)]
                 Image.fromarray(np.concatenate(strip, 1)).save(a.out / f"strips/{a.seed}-{task}-{who}.png")
-                print(f"seed {a.seed} {task:16} {who:14} {won(found[who][task]):3} of {a.starts}", flush=True)
+                print(f"seed {a.seed} {task:16} {who:14} {won(found[who][task]):3} of {a.starts}, jump {jumped[who][task]:.3f}", flush=True)
             world.close()
     file = a.out / f"rollouts-{a.seed}.json"
-    found = (json.loads(file.read_text())["found"] if file.exists() else {}) | found
-    told = {"seed": a.seed, "act": a.act, "steps": a.steps, "seconds": round(time.time() - began), "found": found}
+    before = json.loads(file.read_text()) if file.exists() else {}
+    found, jumped = before.get("found", {}) | found, before.get("jumped", {}) | jumped
+    told = {"seed": a.seed, "act": a.act, "steps": a.steps, "seconds": round(time.time() - began), "found": found, "jumped": jumped}
     file.write_text(json.dumps(told))
 
 
@@ -370,6 +384,8 @@ def main():
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED, help="of the held-out starts")
     parser.add_argument("--steps", type=int, default=200, help="after which an episode has failed")
     parser.add_argument("--act", type=int, default=4, help="actions of a chunk that are taken before the policy looks again")
+    parser.add_argument("--delay", type=int, default=0, help="actions that are taken before an answer is there; needs a horizon of ACT + 2 DELAY")
+    parser.add_argument("--rtc", action="store_true", help="tell the server which actions those are (real-time chunking)")
     parser.add_argument("--who", type=lambda names: names.split(","), help="of expert,untrained,policy,blind,trained-blind; all if absent")
     parser.add_argument("--black", action="store_true", help="train on black pictures, for OUT/trained-blind")
     a = parser.parse_intermixed_args()

@@ -82,7 +82,7 @@ fn a_policy_that_reads_every_layer_is_starvlas_in_loss_actions_and_gradients() {
     let loss = policy.forward_backward(&trainables, &batch, &mut grads, &mut StageClock::default());
     let loss = loss.expect("a sound batch");
     holds("loss", &[(loss.loss_sum / loss.valid) as f32], case.get("out.loss"));
-    let sampled = policy.sample_actions_from(&trainables, &batch, wave("noise", 8, 2)).expect("sound");
+    let sampled = policy.sample_actions_from(&trainables, &batch, wave("noise", 8, 2).into()).expect("sound");
     holds("actions", &sampled, case.get("out.actions"));
 
     let names: Vec<_> = case.sizes["names"].split(' ').collect();

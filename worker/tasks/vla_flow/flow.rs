@@ -198,13 +198,31 @@ pub fn error_of_valid(
     loss
 }
 
+/// Where sampling starts: noise, and where a chunk goes on from the one before, that one's actions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingStart {
+    /// `[b, horizon, action]`.
+    pub values: Vec<f32>,
+    /// `[b, horizon]`, by which part of the velocity a step moves: 0 leaves it where it starts. Without any,
+    /// all steps move by all of it.
+    pub strengths: Vec<f32>,
+}
+
+impl From<Vec<f32>> for SamplingStart {
+    fn from(values: Vec<f32>) -> Self {
+        Self { values, strengths: Vec::new() }
+    }
+}
+
 /// Follows the flow from noise to actions in `steps` Euler steps. `velocity(x, t)` is the network.
 pub fn sample(
     convention: FlowConvention,
     steps: usize,
-    mut x: Vec<f32>,
+    start: SamplingStart,
     mut velocity: impl FnMut(&[f32], f32) -> Vec<f32>,
 ) -> Vec<f32> {
+    let SamplingStart { values: mut x, strengths } = start;
+    let action = x.len() / strengths.len().max(1);
     for k in 0..steps {
         let progress = k as f64 / steps as f64;
         let t = match convention {
@@ -213,8 +231,8 @@ pub fn sample(
         };
         let stride = sign(convention) / steps as f32;
         let velocity = velocity(&x, t as f32);
-        for (x, v) in x.iter_mut().zip(velocity) {
-            *x += stride * v;
+        for (at, (x, v)) in x.iter_mut().zip(velocity).enumerate() {
+            *x += stride * v * strengths.get(at / action).copied().unwrap_or(1.0);
         }
     }
     x
@@ -258,7 +276,7 @@ mod tests {
                     let left = 1.0 - cleanness(convention, t);
                     x.iter().zip(&actions).map(|(x, a)| sign(convention) * (a - x) / left).collect()
                 };
-                let found = sample(convention, steps, eps.clone(), exact);
+                let found = sample(convention, steps, eps.clone().into(), exact);
                 for (found, wanted) in found.iter().zip(&actions) {
                     prop_assert!(close(*found, *wanted), "{convention:?}: {found} for {wanted}");
                 }

@@ -1,7 +1,7 @@
 //! A micro-batch through the policy: loss and gradients, the loss alone, and sampled actions.
 //!
 //! Noise is of the policy's padded width, as LeRobot draws it; what counts of it are the data set's
-//! dimensions.
+//! dimensions, or all of them (`expert.loss`).
 
 use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
@@ -20,9 +20,9 @@ use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 use super::parts::drops;
 use crate::vla_flow::{
     base::PolicyBase,
-    config::{FlowConvention, VlaSettings},
+    config::{FlowConvention, PolicyLoss, VlaSettings},
     data::{MicroBatch, SampleDims, widened},
-    flow::{self, CleanActions, FlowKeys, NoisyActions},
+    flow::{self, CleanActions, FlowKeys, NoisyActions, SamplingStart},
     policy::{PolicyError, StepError, check_finite, download, failed},
 };
 
@@ -54,6 +54,8 @@ pub struct PolicyPasses<B: Tape<Base = B>> {
     pub drops: bool,
     /// Values of the data set's actions.
     pub action: usize,
+    /// `expert.loss`.
+    pub loss: PolicyLoss,
     /// Where it is.
     pub device: B::Device,
 }
@@ -92,6 +94,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             recompute: spec.train.recompute,
             drops: drops(&settings),
             action: dims.action,
+            loss: settings.expert.loss,
             device: device.clone(),
         };
         Ok((passes, layout, initial))
@@ -116,7 +119,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             .policy
             .forward_kept(trainables, self.training(batch), self.observed(batch, &padded), draws)
             .map_err(|error| failed(batch, PassError::from(error)))?;
-        let clean = self.clean(batch, &padded, &batch.action_widths);
+        let clean = self.clean(batch, &padded, self.counted_widths(batch, &padded));
         let loss = flow::squared_error(&download(velocity), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         clock.lap(STAGE);
@@ -147,7 +150,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             .sampler(trainables, self.observed(batch, &padded))
             .map_err(|error| failed(batch, PassError::from(error)))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
-        let clean = self.clean(batch, &padded, &batch.action_widths);
+        let clean = self.clean(batch, &padded, self.counted_widths(batch, &padded));
         let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
         Ok(MicroLoss { loss_sum: loss.sum(), valid: clean.valid_count() })
@@ -163,7 +166,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     ) -> Result<Vec<f32>, StepError> {
         let chunk = self.policy.sizes().chunk * self.width();
         let start = flow::starting_noise(seed, &batch.sample_indices, chunk);
-        let sampled = self.sample_from(trainables, batch, start)?;
+        let sampled = self.sample_from(trainables, batch, start.into())?;
         Ok(sampled.chunks(self.width()).flat_map(|step| step[..self.action].to_vec()).collect())
     }
 
@@ -173,7 +176,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         &self,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
-        start: Vec<f32>,
+        start: SamplingStart,
     ) -> Result<Vec<f32>, StepError> {
         if batch.is_empty() {
             return Ok(Vec::new());
@@ -203,6 +206,14 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             state: widened(&batch.state, batch.len(), state),
             actions: widened(&batch.actions, batch.action_valid.len(), action),
             widths: vec![action; batch.len()],
+        }
+    }
+
+    /// Of each row, how many dimensions of an action the loss counts.
+    fn counted_widths<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> &'b [usize] {
+        match self.loss {
+            PolicyLoss::Lerobot => &batch.action_widths,
+            PolicyLoss::Openpi => &padded.widths,
         }
     }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::vla_flow::{
     data::MicroBatch,
     expert::{ActionExpert, Conditioning, Draws},
-    flow::{self, CleanActions, FlowKeys, FlowLoss, Padding},
+    flow::{self, CleanActions, FlowKeys, FlowLoss, Padding, SamplingStart},
     head::ActionHead,
     oft::{self, OftHead},
 };
@@ -189,7 +189,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let mut start =
             flow::starting_noise(seed, &batch.sample_indices, self.dims.horizon * self.dims.action);
         self.padding(batch).blank(&mut start);
-        self.sample_actions_from(trainables, batch, start)
+        self.sample_actions_from(trainables, batch, start.into())
     }
 
     /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding. A head without a
@@ -198,7 +198,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         &self,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
-        start: Vec<f32>,
+        start: SamplingStart,
     ) -> Result<Vec<f32>, StepError> {
         if batch.is_empty() {
             return Ok(Vec::new());

@@ -8,6 +8,7 @@
 //! | the prompt's | text: the instruction |
 //! | `seed` | whole number, optional: the same seed draws the same noise |
 //! | `noise` | numbers `[horizon, size]`, optional: what sampling starts from, instead of drawn noise |
+//! | `prev_actions`, `inference_delay`, `execution_horizon` | optional: see [`chunking`] |
 //!
 //! The names are those of the section `serve`, or else of the features. Values of other names are not looked
 //! at. A policy of LeRobot's takes noise as wide as its actions are padded.
@@ -15,6 +16,8 @@
 //! Of a policy that sees past frames, images and state have one axis more, in front: `[frames, ..]`, the
 //! oldest first and the present one last. The client keeps them, as it alone knows when an episode begins and
 //! at which rate it looks; before the first frame it gives the first one again.
+
+mod chunking;
 
 use coxswain_data::{DataError, Normalizer};
 use coxswain_models::{
@@ -27,6 +30,7 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{BadRequest, NamedValues, RequestReader, Value, answers::SEED};
 use serde_json::json;
 
+use self::chunking::{DELAY, EXECUTED, PREVIOUS};
 use super::{
     described::PolicyDescription,
     observed::ObservedSample,
@@ -342,6 +346,10 @@ impl RequestReader for ObservationReader {
         let mut optional = json!({SEED: {"dtype": "int"}});
         if self.file.flow.head.is_flow() {
             optional[NOISE] = json!({"dtype": "float32", "shape": self.noise_shape()});
+            let [horizon, size] = self.chunk();
+            optional[PREVIOUS] = json!({"dtype": "float32", "shape": [null, size], "most": horizon});
+            optional[DELAY] = json!({"dtype": "int"});
+            optional[EXECUTED] = json!({"dtype": "int"});
         }
         json!({
             "run": self.run,
@@ -415,12 +423,13 @@ impl RequestReader for ObservationReader {
                 widened(&given, self.file.chunk.horizon, padded.action)
             }
         };
+        let strengths = self.continue_chunk(request, &offset, &mut sample.actions)?;
         sample.action_is_pad = vec![false; self.file.chunk.horizon];
         self.see(request, &mut sample)?;
         sample.input_ids = self
             .prompt
             .encode_observed(instruction, &told, &sample.image_shapes)
             .map_err(|fault| BadRequest::new(&self.names.prompt, fault))?;
-        Ok(Box::new(ObservedSample { sample, offset }))
+        Ok(Box::new(ObservedSample { sample, strengths, offset }))
     }
 }

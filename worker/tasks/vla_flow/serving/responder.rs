@@ -16,25 +16,26 @@ use super::{
 use crate::vla_flow::{
     config::VlaSettings,
     data::{MicroBatch, Sample, collate},
+    flow::SamplingStart,
     lerobot::{PolicyPasses, TunedPolicy},
     policy::{Policy, StepError},
 };
 
 /// A policy with what it has learned, of whichever kind.
 trait ChunkSampler {
-    /// Chunks of actions as the model gives them, from this noise.
-    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError>;
+    /// Chunks of actions as the model gives them.
+    fn sample(&self, batch: &MicroBatch, start: SamplingStart) -> Result<Vec<f32>, StepError>;
 }
 
 impl<B: Tape<Base = B>> ChunkSampler for (Policy<B>, Trainables<B>) {
-    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError> {
-        self.0.sample_actions_from(&self.1, batch, noise)
+    fn sample(&self, batch: &MicroBatch, start: SamplingStart) -> Result<Vec<f32>, StepError> {
+        self.0.sample_actions_from(&self.1, batch, start)
     }
 }
 
 impl<B: Tape<Base = B>> ChunkSampler for (PolicyPasses<B>, Trainables<B>) {
-    fn sample(&self, batch: &MicroBatch, noise: Vec<f32>) -> Result<Vec<f32>, StepError> {
-        self.0.sample_from(&self.1, batch, noise)
+    fn sample(&self, batch: &MicroBatch, start: SamplingStart) -> Result<Vec<f32>, StepError> {
+        self.0.sample_from(&self.1, batch, start)
     }
 }
 
@@ -91,9 +92,10 @@ impl Responder for PolicyResponder {
         let observed: Vec<&ObservedSample> = requests.iter().map(|request| request.content()).collect();
         let samples: Vec<&Sample> = observed.iter().map(|observed| &observed.sample).collect();
         let mut batch = collate(Step(0), &samples, self.reader.pad_token());
-        // Where training has the recorded actions, a request has its noise.
-        let noise = std::mem::take(&mut batch.actions);
-        let sampled = self.sampler.sample(&batch, noise)?;
+        // Where training has the recorded actions, a request has what sampling starts from.
+        let values = std::mem::take(&mut batch.actions);
+        let strengths = observed.iter().flat_map(|observed| &observed.strengths).copied().collect();
+        let sampled = self.sampler.sample(&batch, SamplingStart { values, strengths })?;
         if sampled.iter().any(|value| !value.is_finite()) {
             return Err(TaskError::new(Fault::Numeric, "the policy's actions are not finite"));
         }

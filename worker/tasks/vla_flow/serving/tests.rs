@@ -1,5 +1,6 @@
 //! Observations checked, and answered as evaluation would.
 
+mod chunking;
 mod lerobot;
 mod mixture;
 mod observed;

@@ -77,7 +77,8 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         let padded =
             noise.chunks(own).flat_map(|step| (0..WIDEST).map(|at| step.get(at).copied().unwrap_or(0.0)));
         let batch = collate(Step(0), &[trained], 0);
-        let mut expected = policy.sample_actions_from(&trainables, &batch, padded.collect()).unwrap();
+        let mut expected =
+            policy.sample_actions_from(&trainables, &batch, padded.collect::<Vec<_>>().into()).unwrap();
         assert!(expected.chunks(WIDEST).all(|action| action[own..].iter().all(|padding| *padding == 0.0)));
         RunData::denormalize_actions(&mixture, index, &mut expected);
         let expected: Vec<f32> = expected.chunks(WIDEST).flat_map(|action| &action[..own]).copied().collect();
