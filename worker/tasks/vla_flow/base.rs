@@ -31,7 +31,7 @@ use coxswain_policies::{
 use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
 
 use super::{
-    config::{Data, Expert, HeadKind, TapSetting, VlaSettings},
+    config::{Data, Expert, HeadKind, PolicyLoss, TapSetting, VlaSettings},
     oft::OftPrompts,
     told::StatePrompts,
 };
@@ -110,7 +110,7 @@ impl PolicyBase {
         let cameras = self.cameras_misfit(&vla.data);
         let modes = vla.data.normalization;
         let not_yet = "is not supported yet for LeRobot policies; leave it out";
-        let rules: [(bool, &'static str, String); 16] = [
+        let rules: [(bool, &'static str, String); 17] = [
             (vla.data.sensor.is_none(), "data.sensor", not_yet.into()),
             (
                 vla.data.sets.is_empty(),
@@ -145,9 +145,15 @@ impl PolicyBase {
                     .into(),
             ),
             (
-                vla.expert == Expert::default(),
+                vla.expert == Expert { loss: vla.expert.loss, ..Expert::default() },
                 "expert",
-                "has keys, but the policy's config.json defines the expert; leave it out".into(),
+                "has keys besides `loss`, but the policy's config.json defines the expert; leave them out"
+                    .into(),
+            ),
+            (
+                vla.expert.loss == PolicyLoss::Lerobot || matches!(self.kind, PolicyKind::Pi(_)),
+                "expert.loss",
+                "is openpi's, which has pi0 and pi0.5 alone; leave it out".into(),
             ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),
@@ -227,6 +233,12 @@ impl InputMakers {
     pub fn of(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
         if let Some(base) = PolicyBase::of(vla, models).map_err(unread)? {
             return Ok(Self::Policy(Box::new(base)));
+        }
+        if vla.expert.loss == PolicyLoss::Openpi {
+            let path = &vla.model.path;
+            let problem =
+                format!("expert.loss is openpi's, and {path} is no policy of type pi0 or pi05; leave it out");
+            return Err(DataError::Model(problem));
         }
         let dir = directory::outline(&vla.model.path)?;
         let family = models.vision_language.of(&dir).map_err(unread)?;

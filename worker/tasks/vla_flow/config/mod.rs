@@ -30,6 +30,7 @@ pub use self::{
     settings::{Optimizer, VlaMut, VlaSettings, VlaSpec},
     tap::TapSetting,
     trainables::{
-        ActionEncoder, Expert, FlowConvention, HeadKind, LearningRates, Preset, Projection, Sensor,
+        ActionEncoder, Expert, FlowConvention, HeadKind, LearningRates, PolicyLoss, Preset, Projection,
+        Sensor,
     },
 };

@@ -56,6 +56,7 @@ impl TaskSettings for VlaSettings {
         ("expert.feature_norm", LearnedSince("false")),
         ("expert.future_tokens", LearnedSince("0")),
         ("expert.dropout", LearnedSince("0.0")),
+        ("expert.loss", LearnedSince("\"lerobot\"")),
         ("sensor.width", Learned),
         ("sensor.tokens", Learned),
         ("data.episodes", LearnedSince("[]")),

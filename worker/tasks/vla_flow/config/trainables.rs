@@ -40,6 +40,8 @@ pub struct Expert {
     pub future_tokens: usize,
     /// Fraction of what each half of a block adds that is dropped in training.
     pub dropout: f64,
+    /// What the loss of a policy of LeRobot's counts.
+    pub loss: PolicyLoss,
 }
 
 /// The keys as they are given: what is absent is the preset's.
@@ -62,6 +64,7 @@ struct GivenExpert {
     feature_norm: Option<bool>,
     future_tokens: Option<usize>,
     dropout: Option<f64>,
+    loss: Option<PolicyLoss>,
 }
 
 impl From<GivenExpert> for Expert {
@@ -84,6 +87,7 @@ impl From<GivenExpert> for Expert {
             feature_norm: given.feature_norm.unwrap_or(base.feature_norm),
             future_tokens: given.future_tokens.unwrap_or(base.future_tokens),
             dropout: given.dropout.unwrap_or(base.dropout),
+            loss: given.loss.unwrap_or(base.loss),
         }
     }
 }
@@ -202,8 +206,20 @@ impl Default for Expert {
             feature_norm: false,
             future_tokens: 0,
             dropout: 0.0,
+            loss: PolicyLoss::Lerobot,
         }
     }
+}
+
+/// The dimensions of an action that the loss of pi0 and pi0.5 is the mean over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyLoss {
+    /// Those that the data set has (`lerobot/policies/pi0/modeling_pi0.py`).
+    #[default]
+    Lerobot,
+    /// All that the policy pads them to (`src/openpi/models/pi0.py`).
+    Openpi,
 }
 
 /// The two sign conventions of flow matching in the field.

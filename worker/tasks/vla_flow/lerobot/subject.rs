@@ -123,6 +123,7 @@ impl PolicySubject {
             recompute: self.spec.train.recompute,
             drops: drops(&self.settings),
             action: self.outline.dims.action,
+            loss: self.settings.expert.loss,
             device: *account.device(),
         };
         let mut batch = self.longest(rows);

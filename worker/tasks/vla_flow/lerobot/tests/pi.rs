@@ -129,6 +129,12 @@ fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
     let trainables = Trainables::<Flex>::new(built.layout, built.initial, &Default::default());
     let loss = built.objective.loss(&trainables, &batch).expect("it fits");
     assert_eq!(loss.valid, 3.0 * 5.0 * 4.0);
+    // The 28 dimensions that the data set does not have: their targets are the noise itself.
+    let (built, _) = self::built(&of_golden(&[("expert", json!({"loss": "openpi"}))])).expect("it is built");
+    let padded = built.objective.loss(&trainables, &batch).expect("it fits");
+    assert_eq!(padded.valid, 3.0 * 5.0 * 32.0);
+    let rest = (padded.loss_sum - loss.loss_sum) / (padded.valid - loss.valid);
+    assert!((0.8..1.5).contains(&rest), "{rest}");
 }
 
 #[test]
@@ -148,10 +154,16 @@ fn what_a_run_of_pi05_will_take_is_known_before_and_other_settings_are_refused()
     for (key, value) in [
         ("data.normalization", json!({"state": "mean_std", "action": "quantiles"})),
         ("data.horizon", json!(4)),
+        ("expert", json!({"loss": "openpi", "width": 96})),
         ("model.train", json!(["vision_tower"])),
         ("model.train", json!(["embed_tokens"])),
     ] {
         let message = built(&of_golden(&[(key, value)])).err().expect(key);
         assert!(message.contains(key), "{key}: {message}");
+    }
+    let openpi = [("expert", json!({"loss": "openpi"}))];
+    for other in [Path::new(GOLDEN).join("policy"), Path::new(DATA).with_file_name("tiny-vla")] {
+        let message = built(&spec(&other, &openpi)).err().expect("it has no such loss");
+        assert!(message.contains("expert.loss is openpi's"), "{message}");
     }
 }
