@@ -271,7 +271,7 @@ fn run(case: &Case, model: &Path, output: &Path) -> Record {
         coxswain_tasks::TASKS,
     )
     .expect("a valid run");
-    let subject = Subject::read(&spec, shelf()).expect("readable");
+    let subject = Subject::from_spec(&spec, shelf()).expect("readable");
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let ask = Ask {
         micro_batch: spec.train.micro_batch as u64,

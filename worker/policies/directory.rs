@@ -80,7 +80,7 @@ pub fn is_policy(dir: &Path) -> bool {
 
 impl PolicyDirectory {
     /// Reads `config.json`; refuses a `type` that is not read, with those that are.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let directory = Self { dir: dir.into(), path, json };
         let fields = directory.fields()?;

@@ -72,7 +72,7 @@ impl Rounding {
     }
 
     /// Of what trained in full, as a directory has it now.
-    fn of(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
+    fn measure(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(dir, rules)?;
         let mut rounding = Self::default();
         for param in layout.params().iter().filter(|param| checkpoint.contains(&param.name)) {
@@ -124,7 +124,7 @@ pub fn write(out: &Path, export: Export<'_>) -> Result<Rounding, ModelError> {
     };
     let written = write_merged(&directory.dir, &staged, trained)
         .and_then(|()| beside_weights(&staged, export))
-        .and_then(|()| Rounding::of(&staged, export))
+        .and_then(|()| Rounding::measure(&staged, export))
         .and_then(|rounding| replaced().map(|()| rounding).map_err(unwritten(out)));
     // The first error is the one to report.
     let _ = fs::remove_dir_all(if written.is_ok() { &old } else { &staged });

@@ -47,7 +47,7 @@ pub(crate) enum Normalizer {
 
 impl Normalizer {
     /// That of a feature on this side of a policy; none where values go as they are.
-    pub fn of(
+    pub fn for_feature(
         directory: &PolicyDirectory,
         side: Side,
         feature: NormalizedFeature<'_>,

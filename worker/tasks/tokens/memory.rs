@@ -63,7 +63,7 @@ impl TokenWeights {
             params.map(|param| param.len() as u64).sum()
         };
         let [lora, base] = [Group::LORA, Group::BASE].map(trained);
-        let (frozen, layout) = (FrozenStorage::read(dir.path, dir.rules, &tensors)?, layout.clone());
+        let (frozen, layout) = (FrozenStorage::from_headers(dir.path, dir.rules, &tensors)?, layout.clone());
         Ok(Self { frozen, held, lora, base, layout })
     }
 

@@ -96,7 +96,7 @@ impl TrajectorySizes {
         let model = Arc::new(model.map_err(TaskError::bad_input)?);
         let shape = TrajectoryShape::from_settings(&settings, &model)?;
         let tensors: Vec<_> = shape.frozen(&model).collect();
-        let frozen = FrozenStorage::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
+        let frozen = FrozenStorage::from_headers(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
         let mut sizes = Self {
             spec: spec.clone(),

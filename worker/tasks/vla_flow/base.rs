@@ -60,22 +60,22 @@ pub fn starts_from_policy(vla: &VlaSettings) -> bool {
 
 impl PolicyBase {
     /// That of a run; none if `model.path` is a plain model.
-    pub fn of<B: Tape<Base = B>>(vla: &VlaSettings, models: Shelf<B>) -> Result<Option<Self>, ModelError> {
+    pub fn from_settings<B: Tape<Base = B>>(vla: &VlaSettings, models: Shelf<B>) -> Result<Option<Self>, ModelError> {
         let dir = &hub::directory(Path::new(&vla.model.path), Repository::Model)?;
         if !is_policy(dir) {
             return Ok(None);
         }
-        Self::open(dir, vla.model.backbone.as_deref().map(Path::new), models).map(Some)
+        Self::from_dir(dir, vla.model.backbone.as_deref().map(Path::new), models).map(Some)
     }
 
     /// The policy in a directory; that of its vision-language model may be given.
-    pub fn open<B: Tape<Base = B>>(
+    pub fn from_dir<B: Tape<Base = B>>(
         dir: &Path,
         given: Option<&Path>,
         models: Shelf<B>,
     ) -> Result<Self, ModelError> {
-        let directory = PolicyDirectory::open(dir)?;
-        let kind = PolicyKind::of(&directory)?;
+        let directory = PolicyDirectory::from_dir(dir)?;
+        let kind = PolicyKind::from_directory(&directory)?;
         let backbone = kind.backbone(&directory, given)?;
         let outline = kind.outline(&directory, &backbone, models)?;
         let modes = PolicyKind::normalization(&directory)?;
@@ -224,8 +224,8 @@ pub(super) enum InputMakers {
 
 impl InputMakers {
     /// Those of a run.
-    pub fn of(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        if let Some(base) = PolicyBase::of(vla, models).map_err(unread)? {
+    pub fn from_settings(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        if let Some(base) = PolicyBase::from_settings(vla, models).map_err(unread)? {
             return Ok(Self::Policy(Box::new(base)));
         }
         let dir = directory::outline(&vla.model.path)?;
@@ -251,7 +251,7 @@ impl InputMakers {
                     HeadKind::Layerwise => return Ok(Box::new(StatePrompts(own))),
                     HeadKind::Oft => {}
                 }
-                let with_actions = OftPrompts::of(own, *horizon).map_err(|found| {
+                let with_actions = OftPrompts::new(own, *horizon).map_err(|found| {
                     let remedy = "choose another model, or the head `flow`";
                     DataError::invalid(&dir.join("tokenizer.json"), "model.vocab", found, remedy)
                 })?;
@@ -280,8 +280,8 @@ pub fn tokenizer(vla: &VlaSettings) -> Result<PathBuf, ModelError> {
     if !is_policy(&dir) {
         return Ok(dir.join("tokenizer.json"));
     }
-    let directory = PolicyDirectory::open(&dir)?;
+    let directory = PolicyDirectory::from_dir(&dir)?;
     let given = vla.model.backbone.as_deref().map(Path::new);
-    let backbone = PolicyKind::of(&directory)?.backbone(&directory, given)?;
+    let backbone = PolicyKind::from_directory(&directory)?.backbone(&directory, given)?;
     Ok(backbone.join("tokenizer.json"))
 }

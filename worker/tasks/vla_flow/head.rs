@@ -44,10 +44,10 @@ pub enum ActionHead {
 
 impl HeadShape {
     /// Of a run whose samples have these sizes, on a model of such.
-    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
+    pub fn from_settings(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let SampleDims { horizon, action, .. } = dims;
         match vla.expert.head {
-            HeadKind::Flow | HeadKind::Layerwise => Self::Flow(ExpertShape::of(vla, model, dims)),
+            HeadKind::Flow | HeadKind::Layerwise => Self::Flow(ExpertShape::from_settings(vla, model, dims)),
             HeadKind::Oft => Self::Oft(OftShape { context: model.width, horizon, action }),
         }
     }

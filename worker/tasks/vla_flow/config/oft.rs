@@ -10,7 +10,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     if expert.head != HeadKind::Oft {
         return;
     }
-    let none = Expert::of(Preset::Oft);
+    let none = Expert::from_preset(Preset::Oft);
     let flow = [
         ("expert.width", expert.width == none.width),
         ("expert.layers", expert.layers == none.layers),

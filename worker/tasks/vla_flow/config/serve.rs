@@ -38,7 +38,7 @@ impl Default for Serve {
 
 impl Serve {
     /// The same with every name that is not given.
-    pub fn of(&self, data: &Data) -> Self {
+    pub fn with_names_of(&self, data: &Data) -> Self {
         let or = |given: &[String], own: &[String]| if given.is_empty() { own } else { given }.to_vec();
         Self {
             cameras: or(&self.cameras, &data.cameras),
@@ -83,7 +83,7 @@ impl Serve {
         if *self == Self::default() {
             return;
         }
-        let all = self.of(data);
+        let all = self.with_names_of(data);
         let mut seen = BTreeSet::new();
         for (key, names) in [
             ("serve.cameras", &all.cameras[..]),

@@ -148,7 +148,7 @@ impl PolicyFile {
     pub const PATH: &str = "policy.json";
 
     /// Of the run that this data set was opened for, whose model's samples have these sizes.
-    pub(in crate::vla_flow) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
+    pub(in crate::vla_flow) fn from_dataset(dataset: &Dataset, dims: SampleDims) -> Self {
         let settings = &dataset.settings;
         let frames = settings.observation.frames();
         let (own, padded) = (dataset.dims, PaddedSizes { state: dims.state / frames, action: dims.action });
@@ -211,7 +211,7 @@ impl PolicyFile {
                 seed: dataset.seed(),
             },
             padded: ((own.state, own.action) != (dims.state, dims.action)).then_some(padded),
-            observation: (settings.serve != Serve::default()).then(|| settings.serve.of(&settings.data)),
+            observation: (settings.serve != Serve::default()).then(|| settings.serve.with_names_of(&settings.data)),
         }
     }
 

@@ -16,9 +16,9 @@ pub(super) struct Recipe {
 
 impl Recipe {
     /// Without statistics, which are found in the opened data set.
-    pub(super) fn of(data: &Data, seed: u64) -> Self {
+    pub(super) fn new(data: &Data, seed: u64) -> Self {
         Self {
-            augmenter: Augmenter::of(&data.augmentation, seed),
+            augmenter: Augmenter::from_settings(&data.augmentation, seed),
             deltas: DeltaActions::new(&data.delta_actions),
             action_stats: None,
         }

@@ -93,7 +93,7 @@ impl Dataset {
             // Its own directory says what it takes and gives.
             return vec![stats];
         }
-        let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::of(self, dims).to_json());
+        let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::from_dataset(self, dims).to_json());
         vec![stats, TextFile { path, what: "inputs and outputs of the policy", text }]
     }
 }

@@ -79,7 +79,7 @@ impl ExpertForm {
 
 impl ExpertShape {
     /// Of a run whose samples have these sizes, on a model of such.
-    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
+    pub fn from_settings(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let expert = &vla.expert;
         let layerwise = expert.head == HeadKind::Layerwise;
         let hidden = |projection| (projection == Projection::Mlp).then_some(expert.ends_width);

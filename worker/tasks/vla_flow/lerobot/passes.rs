@@ -77,7 +77,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
-        let settings = VlaSettings::of(spec)?;
+        let settings = VlaSettings::from_spec(spec)?;
         let dtype = settings.model.weights_dtype;
         let mut layout = TrainableLayout::default();
         let PolicyBase { directory, backbone, kind, .. } = base;

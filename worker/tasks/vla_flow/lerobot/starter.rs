@@ -29,15 +29,15 @@ pub struct PolicyStart {
 
 impl PolicyStart {
     /// That of `cox init --model`; none if it is a plain model, or not given.
-    pub fn of(job: &StarterJob<'_>) -> Result<Option<Self>, DataError> {
+    pub fn for_job(job: &StarterJob<'_>) -> Result<Option<Self>, DataError> {
         let dir = job.model.map(|dir| hub::directory(dir, Repository::Model)).transpose()?;
         let Some(dir) = dir.filter(|dir| is_policy(dir)) else { return Ok(None) };
-        Self::read(&dir).map(Some).map_err(unread)
+        Self::from_dir(&dir).map(Some).map_err(unread)
     }
 
-    fn read(dir: &Path) -> Result<Self, ModelError> {
-        let directory = PolicyDirectory::open(dir)?;
-        let kind = PolicyKind::of(&directory)?;
+    fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        let directory = PolicyDirectory::from_dir(dir)?;
+        let kind = PolicyKind::from_directory(&directory)?;
         let modes = PolicyKind::normalization(&directory)?;
         Ok(Self { directory, kind, modes })
     }

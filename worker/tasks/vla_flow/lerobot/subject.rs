@@ -69,19 +69,19 @@ enum CountedPass {
 
 impl PolicySubject {
     /// Reads configuration and metadata of everything that the run names.
-    pub fn read(spec: &RunSpec, base: PolicyBase, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
-        let outline = Outline::read(spec, models)?;
-        Self::of(spec.clone(), base, models, outline, Passes::default())
+    pub fn from_spec(spec: &RunSpec, base: PolicyBase, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
+        let outline = Outline::from_spec(spec, models)?;
+        Self::with_passes(spec.clone(), base, models, outline, Passes::default())
     }
 
-    fn of(
+    fn with_passes(
         spec: RunSpec,
         base: PolicyBase,
         models: Shelf<Sizes>,
         outline: Outline,
         passes: Passes<(String, CountedPass)>,
     ) -> Result<Self, PredictionError> {
-        let settings = VlaSettings::of(&spec)?;
+        let settings = VlaSettings::from_spec(&spec)?;
         let tuned = check(&base, &settings, &spec, outline.dims)?;
         let (frozen, layout) = (frozen(&base, &tuned), TrainableLayout::default());
         let mut subject = Self { spec, settings, base, models, outline, tuned, frozen, layout, passes };
@@ -289,7 +289,7 @@ impl Subject for PolicySubject {
         let mut spec = self.spec.clone();
         change(&mut spec);
         let (base, outline) = (self.base.clone(), self.outline.clone());
-        let changed = Self::of(spec, base, self.models, outline, self.passes.clone());
+        let changed = Self::with_passes(spec, base, self.models, outline, self.passes.clone());
         Ok(Box::new(changed.map_err(TaskError::bad_input)?))
     }
 }

@@ -60,7 +60,7 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a policy, of which this trains.
-    pub fn of(model: &ModelOutline, layout: &TrainableLayout) -> Self {
+    pub fn from_layout(model: &ModelOutline, layout: &TrainableLayout) -> Self {
         let mut counts = Self::frozen(model);
         for param in layout.params() {
             let group = match param.group {
@@ -126,9 +126,9 @@ pub fn trained(
         SensorEncoder::register(&mut layout, shape);
     }
     // Targets that mean nothing were refused before anything is counted.
-    let split = Split::of(vla, model).unwrap_or_default();
-    let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-    HeadShape::of(vla, model.into(), dims).register(&mut layout, learning);
+    let split = Split::from_settings(vla, model).unwrap_or_default();
+    let learning = Learning::new(vla.expert.train, split.expert.as_ref());
+    HeadShape::from_settings(vla, model.into(), dims).register(&mut layout, learning);
     layout
 }
 

@@ -35,7 +35,7 @@ fn spec(name: &str) -> RunSpec {
 }
 
 fn subject(name: &str) -> Subject {
-    Subject::read(&spec(name), shelf()).expect("its model and data are in the repository")
+    Subject::from_spec(&spec(name), shelf()).expect("its model and data are in the repository")
 }
 
 fn gpu(micro_batch: u64, world: u64) -> Ask {
@@ -103,7 +103,7 @@ fn trainables_are_counted_as_the_layout_has_them() {
     for change in changes {
         let mut spec = original.spec.clone();
         change(&mut spec);
-        let subject = Subject::read(&spec, shelf()).expect("a run that can be read");
+        let subject = Subject::from_spec(&spec, shelf()).expect("a run that can be read");
         let (_, layout, _) = Policy::<Flex>::load(&spec, shelf(), subject.outline.dims, &Default::default())
             .expect("a run that can be loaded");
         assert_eq!(subject.trained.len(), layout.len());
@@ -120,9 +120,9 @@ fn oft(spec: &mut RunSpec) {
 #[test]
 fn a_head_on_action_tokens_is_counted_by_hand_and_its_tokens_are_the_prompts() {
     let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::read(&spec, shelf()).expect("no weights are needed").outline;
+    let before = Subject::from_spec(&spec, shelf()).expect("no weights are needed").outline;
     oft(&mut spec);
-    let subject = Subject::read(&spec, shelf()).expect("no weights are needed");
+    let subject = Subject::from_spec(&spec, shelf()).expect("no weights are needed");
     // Two norms and layers around two blocks, hidden states of 2560, twice as wide inside.
     let (narrow, wide, action) = (2560, 5120, before.dims.action as u64);
     let layer = |inputs: u64, outputs: u64| 2 * inputs + inputs * outputs + outputs;
@@ -143,9 +143,9 @@ fn layerwise(spec: &mut RunSpec) {
 #[test]
 fn a_head_that_reads_every_layer_is_counted_by_hand_and_its_state_is_in_the_prompt() {
     let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::read(&spec, shelf()).expect("no weights are needed").outline;
+    let before = Subject::from_spec(&spec, shelf()).expect("no weights are needed").outline;
     layerwise(&mut spec);
-    let subject = Subject::read(&spec, shelf()).expect("no weights are needed");
+    let subject = Subject::from_spec(&spec, shelf()).expect("no weights are needed");
     let layer = |inputs: u64, outputs: u64| inputs * outputs + outputs;
     let (width, action, horizon) = (1024, before.dims.action as u64, before.dims.horizon as u64);
     // A norm and a projection of each of 36 layers: as many as starVLA says that it has.
@@ -174,8 +174,8 @@ fn the_longest_prompt_is_the_data_sets_own() {
 fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
     let mut spec = spec("quickstart.yaml");
     change(&mut spec);
-    let outline = Outline::read(&spec, shelf()).expect("metadata of the repository's data set");
-    let dataset = crate::vla_flow::data::Dataset::open(&spec, shelf()).expect("the repository's data set");
+    let outline = Outline::from_spec(&spec, shelf()).expect("metadata of the repository's data set");
+    let dataset = crate::vla_flow::data::Dataset::from_spec(&spec, shelf()).expect("the repository's data set");
     let longest =
         (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
     assert_eq!(Some(outline.prompt_tokens), longest);
@@ -187,9 +187,9 @@ fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
 #[test]
 fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
     let mut spec = spec("quickstart.yaml");
-    let encoded = Outline::read(&spec, shelf()).expect("metadata").prompt_tokens;
+    let encoded = Outline::from_spec(&spec, shelf()).expect("metadata").prompt_tokens;
     spec.vla_mut().model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
-    let estimated = Outline::read(&spec, shelf()).expect("metadata needs no tokenizer");
+    let estimated = Outline::from_spec(&spec, shelf()).expect("metadata needs no tokenizer");
     assert_eq!(estimated.prompt_length, crate::vla_flow::data::PromptLength::Estimated);
     assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
 }

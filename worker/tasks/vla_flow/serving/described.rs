@@ -58,7 +58,7 @@ pub(super) struct PolicyDescription {
 impl PolicyDescription {
     /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
     /// what it is for the robot of `serve.set`.
-    pub(super) fn read(
+    pub(super) fn from_dir(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         settings: &VlaSettings,
@@ -69,7 +69,7 @@ impl PolicyDescription {
         let policy = dir.join(POLICY_DIR);
         if is_policy(&policy) {
             settings.model.path = policy.display().to_string();
-            let base = PolicyBase::of(&settings, models).map_err(unread)?;
+            let base = PolicyBase::from_settings(&settings, models).map_err(unread)?;
             return base.map_or_else(|| Err(missing(&policy)), |base| lerobots(spec, settings, base));
         }
         let path = if ours { dir.join(PolicyFile::PATH) } else { policy };

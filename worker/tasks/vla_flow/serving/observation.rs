@@ -70,7 +70,7 @@ pub(super) struct ObservationReader {
 
 impl ObservationReader {
     /// For the policy that is described so.
-    pub fn open(
+    pub fn new(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         described: PolicyDescription,
@@ -80,7 +80,7 @@ impl ObservationReader {
             let NumericFeature { name, normalization, .. } = feature;
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
         };
-        let makers = InputMakers::of(&settings, models)?;
+        let makers = InputMakers::from_settings(&settings, models)?;
         let form = PromptForm {
             template: &settings.data.prompt,
             images: file.cameras.len() * (file.history.len() + 1),
@@ -88,7 +88,7 @@ impl ObservationReader {
         };
         Ok(Self {
             run: spec.run.name.clone(),
-            names: settings.serve.of(&settings.data),
+            names: settings.serve.with_names_of(&settings.data),
             images: makers.images(&settings)?,
             prompt: makers.prompts(&form)?,
             state: file.state.as_ref().map(normalizer).transpose()?,

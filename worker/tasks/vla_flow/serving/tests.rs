@@ -102,7 +102,7 @@ impl Run {
         change(&mut spec.vla_mut());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
-        let dataset = Dataset::open(&spec, shelf()).unwrap();
+        let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
         let Assembly { objective, layout, initial } =
             TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &Default::default()).unwrap();
         let drifted = |(at, value): (usize, &f32)| value + 0.05 * (at as f32).sin();
@@ -118,7 +118,7 @@ impl Run {
     }
 
     fn responder(&self) -> PolicyResponder {
-        PolicyResponder::open::<Flex>(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
@@ -443,7 +443,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
 fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
     let mut run = Run::new();
     let file = |spec: &RunSpec| {
-        let files = Samples::files(&Dataset::open(spec, shelf()).unwrap());
+        let files = Samples::files(&Dataset::from_spec(spec, shelf()).unwrap());
         let policy = files.into_iter().find(|file| file.path == PolicyFile::PATH).unwrap();
         serde_json::from_str::<serde_json::Value>(&policy.text).unwrap()
     };
@@ -460,7 +460,7 @@ fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
 fn what_a_run_has_not_left_is_named() {
     let run = Run::new();
     let open = |dir: &Path| {
-        PolicyResponder::open::<Flex>(&run.spec, Shelves::default(), dir, &Default::default()).err()
+        PolicyResponder::load::<Flex>(&run.spec, Shelves::default(), dir, &Default::default()).err()
     };
     let refused = |dir: &Path| open(dir).expect("something is missing").to_string();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -481,13 +481,13 @@ fn answers_alike_merged(run: &Run) {
     merged.vla_mut().lora = None;
     merged.vla_mut().model.train = Vec::new();
     let responder =
-        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_near(&answers(&responder, &FRAMES.map(observation)), &expected, 1e-4);
     // And it is the merge that does it.
     merged.vla_mut().model.path = run.dir.path().join("model").display().to_string();
     let plain =
-        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_ne!(answers(&plain, &FRAMES.map(observation)), expected);
 }

@@ -32,7 +32,7 @@ pub fn with_adapter_of(
         let base = directory::outline(&settings.model.path).map_err(ModelError::from);
         let model = base.and_then(|base| models.vision_language.of(&base)?.outline(&base));
         let model = model.map_err(TaskError::bad_input)?;
-        settings.lora = Split::of(&settings, &model).map_err(TaskError::bad_input)?.model;
+        settings.lora = Split::from_settings(&settings, &model).map_err(TaskError::bad_input)?.model;
         settings.expert.train = true;
     }
     if let Some(lora) = &mut settings.lora {

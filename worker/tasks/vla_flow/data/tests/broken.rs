@@ -21,7 +21,7 @@ fn open_spoiled(
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spoil(dir.path(), &mut spec);
-    let opened = Dataset::open(&spec, shelf());
+    let opened = Dataset::from_spec(&spec, shelf());
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     opened

@@ -10,7 +10,7 @@ use crate::vla_flow::data::Dataset;
 fn opened(recording: Recording) -> Dataset {
     let recording = Recording { group_per_episode: false, ..recording };
     let dir = recording.write();
-    let dataset = Dataset::open(&recording.spec(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&recording.spec(dir.path()), shelf()).unwrap();
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     dataset
@@ -46,7 +46,7 @@ fn a_row_of_an_episode_that_is_not_trained_on_costs_nothing() {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spec.data.holdout_episodes = vec![0];
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let trained = (0..dataset.training_len()).filter_map(|number| dataset.training_sample(number));
     assert!(trained.map(|index| dataset.read(index)).all(|sample| sample.is_ok()));
 }
