@@ -5,7 +5,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         frames::FrameStore,
-        info::Feature,
+        feature::Feature,
         rows::{Columns, Limits, Part, RowStore},
     },
     pictures,

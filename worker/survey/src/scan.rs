@@ -8,7 +8,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
-        info::dimension,
+        feature::dimension,
         rows::{Block, Columns, Limits, NO_INTEGER, Part, RowStore},
     },
 };

@@ -18,7 +18,7 @@ use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Rotation,
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
-use super::info::Feature;
+use super::feature::Feature;
 use super::videos::{Span, VideoTable};
 use crate::{
     error::DataError,

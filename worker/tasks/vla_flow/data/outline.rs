@@ -14,7 +14,8 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         frames::FrameStore,
-        info::{Feature, Info},
+        feature::Feature,
+        info::Info,
     },
 };
 use coxswain_models::{Shelf, pretrained::pictures::ImageShape};

@@ -4,7 +4,8 @@ use coxswain_data::{
     DataError,
     lerobot::{
         Catalog,
-        info::{Feature, Info},
+        feature::Feature,
+        info::Info,
     },
 };
 use coxswain_models::vision_language::PromptForm;

@@ -1,5 +1,8 @@
 //! Counts are exact, and a prediction changes the way the thing it predicts does.
 
+mod oft;
+mod qwen_pi;
+
 use crate::vla_flow::config::VlaSpec;
 use coxswain_models::families::shelf;
 use coxswain_nn::lora::ModuleKind;
@@ -17,7 +20,7 @@ use coxswain_proto::{
 use coxswain_task::memory::Prediction;
 
 use super::*;
-use crate::vla_flow::{config::FeatureList, data::Outline, policy::Policy};
+use crate::vla_flow::{data::Outline, policy::Policy};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -62,14 +65,14 @@ fn the_published_model_is_counted_to_the_unit() {
 #[test]
 fn trainables_are_counted_as_the_layout_has_them() {
     let changes: [fn(&mut RunSpec); 8] = [
-        oft,
+        oft::change,
         |spec| {
-            layerwise(spec);
+            qwen_pi::change(spec);
             let mut vla = spec.vla_mut();
             (vla.expert.width, vla.expert.heads) = (64, 4);
         },
         |spec| {
-            layerwise(spec);
+            qwen_pi::change(spec);
             let mut vla = spec.vla_mut();
             (vla.expert.width, vla.expert.heads) = (64, 4);
             vla.expert.train = false;
@@ -110,65 +113,10 @@ fn trainables_are_counted_as_the_layout_has_them() {
     }
 }
 
-/// The same run with a head on action tokens.
-fn oft(spec: &mut RunSpec) {
-    let mut vla = spec.vla_mut();
-    vla.expert = serde_json::from_value(serde_json::json!({"preset": "oft"})).expect("a preset");
-    (vla.data.state, vla.data.sensor) = (FeatureList::default(), None);
-}
-
-#[test]
-fn a_head_on_action_tokens_is_counted_by_hand_and_its_tokens_are_the_prompts() {
-    let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::from_spec(&spec, shelf()).expect("no weights are needed").outline;
-    oft(&mut spec);
-    let subject = Subject::from_spec(&spec, shelf()).expect("no weights are needed");
-    // Two norms and layers around two blocks, hidden states of 2560, twice as wide inside.
-    let (narrow, wide, action) = (2560, 5120, before.dims.action as u64);
-    let layer = |inputs: u64, outputs: u64| 2 * inputs + inputs * outputs + outputs;
-    let expert = layer(narrow, wide) + 2 * layer(wide, wide) + layer(wide, action);
-    assert_eq!((subject.counts.expert, subject.counts.sensor), (expert, 0));
-    let more = subject.outline.prompt_tokens - before.prompt_tokens;
-    assert!((before.dims.horizon + 9..before.dims.horizon + 24).contains(&more), "{more}");
-    assert!(subject.predict(gpu(1, 1)).peak() > 9 << 30);
-}
-
-/// The same run with a head that reads every layer.
-fn layerwise(spec: &mut RunSpec) {
-    let mut vla = spec.vla_mut();
-    vla.expert = serde_json::from_value(serde_json::json!({"preset": "qwen_pi"})).expect("a preset");
-    vla.data.sensor = None;
-}
-
-#[test]
-fn a_head_that_reads_every_layer_is_counted_by_hand_and_its_state_is_in_the_prompt() {
-    let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::from_spec(&spec, shelf()).expect("no weights are needed").outline;
-    layerwise(&mut spec);
-    let subject = Subject::from_spec(&spec, shelf()).expect("no weights are needed");
-    let layer = |inputs: u64, outputs: u64| inputs * outputs + outputs;
-    let (width, action, horizon) = (1024, before.dims.action as u64, before.dims.horizon as u64);
-    // A norm and a projection of each of 36 layers: as many as starVLA says that it has.
-    let source = 2 * 2560 + layer(2560, width);
-    assert_eq!(36 * source, 94_593_024);
-    let attention = 3 * layer(width, width) + width * width;
-    let block =
-        source + layer(width, 2 * width) + attention + layer(width, 4 * width) + layer(4 * width, width);
-    let time = layer(256, width) + layer(width, width);
-    let tokens =
-        layer(action, width) + layer(2 * width, width) + layer(width, width) + (32 + horizon) * width;
-    let decoder = layer(width, 1024) + layer(1024, action);
-    assert_eq!(subject.counts.expert, 36 * block + time + tokens + decoder);
-    let more = subject.outline.prompt_tokens - before.prompt_tokens;
-    assert!((4 * before.dims.state..4 * before.dims.state + 24).contains(&more), "{more}");
-    // Beside the model it has 36 hidden states and their gradients.
-    assert!(subject.predict(gpu(1, 1)).peak() > 9 << 30);
-}
-
 #[test]
 fn the_longest_prompt_is_the_data_sets_own() {
     is_the_data_sets_own(|_| {});
-    is_the_data_sets_own(oft);
+    is_the_data_sets_own(oft::change);
 }
 
 fn is_the_data_sets_own(change: fn(&mut RunSpec)) {

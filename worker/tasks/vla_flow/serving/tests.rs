@@ -3,6 +3,8 @@
 mod lerobot;
 mod mixture;
 mod observed;
+mod oft;
+mod qwen_pi;
 
 use coxswain_models::Shelves;
 use coxswain_models::families::shelf;
@@ -23,7 +25,7 @@ use tempfile::TempDir;
 use super::PolicyResponder;
 use crate::vla_flow::{
     VlaFlow,
-    config::{FeatureList, Serve, VlaSettings, VlaSpec},
+    config::{Serve, VlaSettings, VlaSpec},
     data::{Dataset, PolicyFile},
     policy::Policy,
     testing::{
@@ -180,43 +182,6 @@ fn an_expert_with_adapters_answers_from_what_a_run_has_left() {
     });
     assert!(!alone.dir.path().join("adapter").exists(), "the model has none");
     assert_near(&answers(&alone.responder(), &FRAMES.map(observation)), &expected(&alone), 1e-4);
-}
-
-#[test]
-fn a_head_on_action_tokens_answers_from_what_a_run_has_left_and_takes_no_noise() {
-    let run = Run::made(&[], |vla| {
-        vla.lora = Some(serde_json::from_value(json!({"rank": 2, "alpha": 4.0, "targets": LORA})).unwrap());
-        vla.expert = serde_json::from_value(json!({"preset": "oft"})).unwrap();
-        (vla.data.state, vla.data.sensor) = (FeatureList::default(), None);
-    });
-    let left = std::fs::read_to_string(run.dir.path().join(PolicyFile::PATH)).unwrap();
-    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((&left["format"], &left["flow"]["head"]), (&json!(4), &json!("oft")));
-    assert!(left["prompt"].as_str().unwrap().ends_with("robot actions: <action>🔍🔍🔍🔍"), "{left}");
-    let (responder, observations) = (run.responder(), FRAMES.map(observation));
-    assert_near(&answers(&responder, &observations), &expected(&run), 1e-4);
-    let reader = responder.reader();
-    assert!(reader.describe()["optional"].get("noise").is_none());
-    let mut noisy = observation(0);
-    noisy.insert("noise".into(), Value::numbers(vec![4, 2], vec![0.0; 8]));
-    let refused = reader.read(&noisy).expect_err("it draws none");
-    assert!(refused.problem.contains("leave it out"), "{}", refused.problem);
-}
-
-#[test]
-fn a_head_that_reads_every_layer_is_told_the_state_and_answers_as_evaluation_does() {
-    let run = Run::made(&[], |vla| {
-        vla.lora = Some(serde_json::from_value(json!({"rank": 2, "alpha": 4.0, "targets": LORA})).unwrap());
-        let small = json!({"preset": "qwen_pi", "width": 16, "heads": 2, "ends_width": 8});
-        vla.expert = serde_json::from_value(small).unwrap();
-        vla.data.sensor = None;
-    });
-    let left = std::fs::read_to_string(run.dir.path().join(PolicyFile::PATH)).unwrap();
-    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((&left["format"], &left["flow"]["head"]), (&json!(4), &json!("layerwise")));
-    let responder = run.responder();
-    assert_near(&answers(&responder, &FRAMES.map(observation)), &expected(&run), 1e-4);
-    assert!(responder.reader().describe()["optional"].get("noise").is_some());
 }
 
 /// What evaluation samples of these frames.
