@@ -44,11 +44,11 @@ pub struct PolicyDirectory {
 /// A feature of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feature {
-    /// Its name in samples.
+    /// The feature's name in samples.
     pub name: String,
     /// `VISUAL`, `STATE` or `ACTION`.
     pub kind: String,
-    /// Its shape.
+    /// The feature's shape.
     pub shape: Vec<usize>,
 }
 
@@ -57,7 +57,7 @@ pub struct Feature {
 pub struct Step {
     /// `registry_name`.
     pub name: String,
-    /// Its keys.
+    /// The step's keys.
     pub config: Value,
     /// The file of its tensors.
     pub state_file: Option<String>,
@@ -95,12 +95,12 @@ impl PolicyDirectory {
         Ok(directory)
     }
 
-    /// Its `type`.
+    /// The policy's `type`.
     pub fn kind(&self) -> &str {
         self.json.get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Its fields.
+    /// Fields of `config.json`.
     pub fn fields(&self) -> Result<Fields<'_>, ModelError> {
         Fields::new(&self.path, &self.json)
     }

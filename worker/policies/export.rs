@@ -44,7 +44,7 @@ pub struct Export<'e> {
     pub plan: Option<&'e LoraPlan>,
     /// What trained.
     pub layout: &'e TrainableLayout,
-    /// Its values.
+    /// Values of what trained.
     pub values: &'e [f32],
     /// What the policy sees.
     pub inputs: &'e [Feature],

@@ -32,7 +32,7 @@ impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
         (segment.run(&params, &values), Self::Inputs(inputs))
     }
 
-    /// Its graph, once more if it was not kept.
+    /// The segment's graph, recorded again if it was not kept.
     pub fn again(
         self,
         segment: &impl Segment<B>,

@@ -28,7 +28,7 @@ pub(crate) enum Side {
 /// A feature, as processors name it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormalizedFeature<'f> {
-    /// Its name.
+    /// The feature's name.
     pub name: &'f str,
     /// `STATE` or `ACTION`.
     pub kind: &'f str,

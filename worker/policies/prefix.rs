@@ -36,7 +36,7 @@ pub(crate) struct PrefixPass<'a, 'o, B: Tape<Base = B>> {
     pub device: &'a B::Device,
     /// What embeddings and features are multiplied by.
     pub scale: f32,
-    /// Its tokens, as adapters drop of them.
+    /// Rows of the prefix's tokens, as dropout of adapters knows them.
     pub dropout: Option<DropoutRows<B>>,
 }
 

@@ -38,7 +38,7 @@ pub struct TuningSettings<'s> {
 
 /// What of a policy can train.
 pub(crate) struct TrainableParts<'p> {
-    /// Its modules.
+    /// The policy's modules.
     pub modules: Vec<Module>,
     /// What names mean.
     pub rules: Rules,

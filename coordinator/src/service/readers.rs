@@ -72,7 +72,7 @@ pub struct ReadCaller {
     pub caller: u64,
     /// It may start and end workers.
     pub is_launcher: bool,
-    /// Its connection.
+    /// The caller's connection.
     pub peer: Option<Arc<Peer>>,
 }
 

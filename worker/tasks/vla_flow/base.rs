@@ -42,7 +42,7 @@ use crate::settings::unread;
 pub struct PolicyBase {
     /// The directory.
     pub directory: PolicyDirectory,
-    /// Its kind, with its configuration.
+    /// The policy's kind, with its configuration.
     pub kind: PolicyKind,
     /// By which its states and actions are normalised.
     pub modes: [NormMode; 2],
@@ -93,7 +93,7 @@ impl PolicyBase {
         self.kind.tuned(&self.directory, &self.outline, TuningSettings::default())
     }
 
-    /// Its modules.
+    /// Modules of the policy.
     pub fn modules(&self) -> Vec<Module> {
         self.kind.modules(&self.directory, &self.outline)
     }

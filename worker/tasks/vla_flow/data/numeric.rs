@@ -27,7 +27,7 @@ pub(super) struct FeatureColumn {
     pub(super) shape: Vec<usize>,
     /// Names of its elements, where the data set has them.
     names: Vec<String>,
-    /// Its place among the columns of a numeric block.
+    /// The feature's place among the columns of a numeric block.
     place: usize,
 }
 
@@ -81,7 +81,7 @@ impl Numeric {
         self.parts.iter().any(|part| part.name == feature)
     }
 
-    /// Its statistics, by [`Numeric::name`]: those of its features, side by side.
+    /// Statistics by [`Numeric::name`]: those of its features, side by side.
     pub(super) fn stats(&self, stats: &Stats) -> Option<FeatureStats> {
         stats.side_by_side(self.parts.iter().map(|part| (part.name.as_str(), part.width())))
     }

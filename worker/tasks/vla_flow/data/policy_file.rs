@@ -30,7 +30,7 @@ pub struct PolicyFile {
     pub sensor: Option<NumericFeature>,
     /// An action, `[size]`.
     pub action: NumericFeature,
-    /// Its chunks of actions.
+    /// Chunks of actions that the policy gives.
     #[serde(flatten)]
     pub chunk: Chunk,
     /// The whole prompt with its special tokens; `{task}` stands for the instruction, and every
@@ -75,7 +75,7 @@ pub struct Chunk {
 /// A camera, as frames of it are given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CameraInput {
-    /// Its feature.
+    /// The camera's feature.
     pub name: String,
     /// Rows.
     pub height: usize,
@@ -88,7 +88,7 @@ pub struct CameraInput {
 pub struct NumericFeature {
     /// The feature.
     pub name: String,
-    /// Its shape: in the data set, or of all its parts side by side.
+    /// The feature's shape: in the data set, or of all its parts side by side.
     pub shape: Vec<usize>,
     /// Names of its elements; absent where the data set has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -107,9 +107,9 @@ pub struct NumericFeature {
 /// One feature of several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeaturePart {
-    /// Its name in the data set.
+    /// The feature's name in the data set.
     pub name: String,
-    /// Its shape there.
+    /// The feature's shape in the data set.
     pub shape: Vec<usize>,
 }
 
@@ -144,7 +144,7 @@ impl PolicyFile {
     /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state;
     /// the fourth another head than a flow-matching expert.
     pub const FORMATS: [u32; 4] = [1, 2, 3, 4];
-    /// Its name in a run's directory.
+    /// The file's name in a run's directory.
     pub const PATH: &str = "policy.json";
 
     /// Of the run that this data set was opened for, whose model's samples have these sizes.

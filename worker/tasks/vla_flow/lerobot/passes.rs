@@ -34,7 +34,7 @@ const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
 /// A policy, and what of it trains.
 #[derive(Clone, Copy)]
 pub struct TunedPolicy<'p> {
-    /// Its directory.
+    /// The policy's directory.
     pub base: &'p PolicyBase,
     /// What trains.
     pub tuned: &'p TunedModules,

@@ -82,7 +82,7 @@ pub struct Subject {
     pub(super) models: Shelf<Sizes>,
     /// The model as its configuration has it.
     pub model: Arc<ModelOutline>,
-    /// Its adapters.
+    /// Adapters of the model.
     pub lora: Option<LoraPlan>,
     /// What of it trains in full.
     pub full: TrainedModules,

@@ -24,7 +24,7 @@ const CROP_TRIES: usize = 10;
 pub(in crate::vla_flow::data) struct View {
     pub(in crate::vla_flow::data) epoch: u64,
     pub(in crate::vla_flow::data) sample: u64,
-    /// Its place in `data.cameras`.
+    /// The camera's place in `data.cameras`.
     pub(in crate::vla_flow::data) camera: u32,
 }
 
