@@ -75,7 +75,7 @@ pub enum StartError {
         path: PathBuf,
         /// Length as configured: the key, and how many.
         length: String,
-        /// Of the newest checkpoint.
+        /// Step of the newest checkpoint.
         newest: Step,
     },
     /// A checkpoint of another version lies where this one would resume.

@@ -68,7 +68,7 @@ impl ReadKind {
 /// Who reads.
 #[derive(Clone)]
 pub struct ReadCaller {
-    /// The same for all calls with one token.
+    /// A number for the caller, the same for all calls with one token.
     pub caller: u64,
     /// It may start and end workers.
     pub is_launcher: bool,

@@ -106,8 +106,8 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/tasks", 0),
     ("worker/video/src", 0),
 ];
-/// The same where a parent counts as a user of each child it declares: a child may then not import what its
-/// parent's file defines.
+/// Folders with the files in circles where a parent counts as a user of each child it declares: a child may
+/// then not import what its parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 0),
     ("launcher/src", 0),
@@ -340,7 +340,7 @@ fn every_folder_keeps_to_its_budget_of_lines() {
 /// What the production code of the workspace is like.
 #[derive(Default)]
 struct Facts {
-    /// Of production code, by file.
+    /// Lines of production code, by file.
     lines: BTreeMap<PathBuf, usize>,
     graphs: Vec<Graph>,
     fields: Vec<Size>,

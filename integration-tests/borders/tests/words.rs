@@ -54,7 +54,7 @@ const OURS: [(&str, &str); 33] = [
     ("voyage", "supervisor"),
     ("whoever", "the one that, any rank that"),
 ];
-/// Of these, the ones that are plain English in a sentence: names alone are looked at.
+/// Words of [`OURS`] that are plain English in a sentence: names alone are looked at.
 const ENGLISH: [&str; 7] = ["blocked", "books", "felt", "onto", "said", "turned", "truth"];
 /// Words that whole names must not be: as parts of longer ones they are English.
 const NAMES: [(&str, &str); 2] = [("turn", "cache_phase"), ("turns", "cache_phases")];

@@ -68,7 +68,7 @@ impl Copy {
         self.error_in(adapter, FrozenDtype::Float32)
     }
 
-    /// The same with weights kept so.
+    /// The error of a forward pass with weights kept as `dtype`; nothing may have been written.
     fn error_in(&self, adapter: bool, dtype: FrozenDtype) -> String {
         let adapter_dir = self.path("adapter");
         let out = self.path("out.safetensors");

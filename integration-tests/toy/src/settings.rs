@@ -57,7 +57,7 @@ pub struct Optimizer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rates {
-    /// Of all weights.
+    /// The rate of all weights.
     pub network: f64,
 }
 

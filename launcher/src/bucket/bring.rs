@@ -36,7 +36,7 @@ const STATE: [&str; 2] = ["checkpoints", "coordinator"];
 pub struct RestoreSummary {
     /// Steps that are done.
     pub step: u64,
-    /// Of all its files.
+    /// Bytes of all its files.
     pub bytes: u64,
     /// How long it took.
     pub took: Duration,

@@ -21,7 +21,7 @@ use crate::plan::{
     Basis, Choice, Outlook, Question, StepTime, capacity::Memory, uses::UseEstimate, vary::Variant,
 };
 
-/// Of what a run's model says of itself, the label of its longest sample.
+/// The label of the longest sample, in what a run's model says of itself.
 const SAMPLE: &str = "sample";
 
 /// Everything about the run in each memory.
@@ -329,7 +329,7 @@ fn basis(outlooks: &[Outlook]) -> String {
     }
 }
 
-/// The same as JSON.
+/// Everything about the run in each memory, as JSON.
 pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
     let (subject, spec) = (&question.subject, question.subject.spec());
     let of = |memory: &Memory| question.suggestions(memory);

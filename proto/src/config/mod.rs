@@ -139,7 +139,7 @@ fn schema(root: &Node, tasks: Tasks) -> Result<&'static TaskSchema, ConfigError>
     tasks.named(&task.kind).ok_or_else(unknown)
 }
 
-/// Of the keys that one of the readers does not have those that the other does not have either.
+/// Unknown keys of both readers: those of one that the other does not have either.
 fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &TaskSchema) -> Vec<UnknownKey> {
     let (engines, tasks) = (engine_keys(), schema.known_keys());
     let mut unknown: Vec<_> = engine.into_iter().filter(|key| !has(&tasks, &key.path())).collect();

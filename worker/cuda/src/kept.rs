@@ -81,8 +81,8 @@ fn made(shipped: &Path, driver: Version) -> Result<String, String> {
 pub struct Key(String);
 
 impl Key {
-    /// Of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions before
-    /// a kernel in the order of a hash table, another one in each process: their order does not count.
+    /// The key of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions
+    /// before a kernel in the order of a hash table, another one in each process: their order does not count.
     pub fn new(text: &str, architecture: &str) -> Self {
         let kernel = text.find("extern \"C\" __global__").unwrap_or(text.len());
         let (definitions, kernel) = text.split_at(kernel);

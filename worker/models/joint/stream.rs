@@ -22,7 +22,7 @@ use crate::pretrained::{error::ModelError, loader::Loader};
 /// Sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamShape {
-    /// Of its tokens.
+    /// Values of its tokens.
     pub width: usize,
     /// Query heads.
     pub heads: usize,

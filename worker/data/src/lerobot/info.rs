@@ -28,7 +28,7 @@ pub enum Version {
     /// One parquet file per episode, metadata in JSON lines, statistics of all episodes together.
     #[serde(rename = "v2.0")]
     V2_0,
-    /// The same with statistics of each episode.
+    /// One parquet file per episode as in v2.0, with statistics of each episode.
     #[serde(rename = "v2.1")]
     V2_1,
     /// Many episodes per parquet file, metadata in parquet.

@@ -44,7 +44,7 @@ pub struct T5Config {
     pub decoder_layers: usize,
     /// Buckets of relative positions, and the distance from which on all share the last one.
     pub buckets: [usize; 2],
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f64,
     /// Kind of the feed-forward layers.
     pub feed_forward: FeedForward,

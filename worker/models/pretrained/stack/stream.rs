@@ -50,7 +50,7 @@ use coxswain_nn::{
 pub(super) struct StreamedTower<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
     files: Arc<Files>,
-    /// Of each block, what is known of it without its files.
+    /// What is known of each block without its files.
     known: Vec<ResidentBlock>,
     device: B::Device,
 }
