@@ -23,9 +23,9 @@ use serde_json::Value;
 pub const TYPES: [&str; 3] = [SMOLVLA, PI0, PI05];
 /// Types, as `config.json` names them.
 pub const SMOLVLA: &str = "smolvla";
-/// The same.
+/// The type of pi0, as `config.json` names it.
 pub const PI0: &str = "pi0";
-/// The same.
+/// The type of pi0.5, as `config.json` names it.
 pub const PI05: &str = "pi05";
 /// What normalisation is refused without, in older directories.
 const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";

@@ -27,7 +27,7 @@ use super::directory::{Feature, PolicyDirectory};
 
 /// Both processors.
 pub const PROCESSORS: [&str; 2] = ["policy_preprocessor.json", "policy_postprocessor.json"];
-/// Of another training.
+/// The configuration of another training, which is not left beside the export.
 const LEFT: &str = "train_config.json";
 
 /// Statistics of features, each by its name: `mean`, `std`, `min`, `max`, `q01`, `q99`.
@@ -50,7 +50,7 @@ pub struct Export<'e> {
     pub inputs: &'e [Feature],
     /// What it gives.
     pub outputs: &'e [Feature],
-    /// Of the data set.
+    /// Statistics of the data set.
     pub statistics: &'e Statistics,
     /// Which of its features is which of the policy's, where names differ.
     pub renamed: &'e BTreeMap<String, String>,
@@ -71,7 +71,7 @@ impl Rounding {
         if off == 0.0 { 0.0 } else { (off / size).sqrt() }
     }
 
-    /// Of what trained in full, as a directory has it now.
+    /// Measures what trained in full against what a directory has of it now.
     fn measure(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(dir, rules)?;
         let mut rounding = Self::default();

@@ -8,7 +8,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 
-/// Of a segment its graph, or its inputs.
+/// A segment's graph, or its inputs.
 pub(crate) enum KeptSegment<'a, B: Tape<Base = B>> {
     Graph(RecordedSegment<'a, B>),
     Inputs(Vec<Input<B>>),

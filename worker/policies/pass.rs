@@ -96,7 +96,7 @@ pub fn run<B: Tape<Base = B>>(
     run_through(job, inputs, of)
 }
 
-/// The same through a policy that is there.
+/// Samples as [`run`] does, through a policy that is loaded.
 pub(crate) fn run_through<B: Tape<Base = B>>(
     job: PassJob<'_>,
     inputs: &PassInputs,

@@ -31,7 +31,7 @@ type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 pub struct PassInputs {
     path: PathBuf,
     tensors: NamedTensors,
-    /// Of each row.
+    /// Each row's task.
     pub tasks: Vec<String>,
 }
 

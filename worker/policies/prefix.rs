@@ -47,7 +47,7 @@ pub(crate) struct Prefix<'a, B: Tape<Base = B>> {
     pub seq: usize,
     /// The first layer that trains, or has something below it that does.
     first: usize,
-    /// Of the layers from there on.
+    /// Segments of the layers from there on.
     kept: Vec<KeptSegment<'a, B>>,
     embedding: Option<Embedding<'a, B>>,
     context: PrefixContext<B>,

@@ -15,7 +15,7 @@ use crate::pulse;
 
 /// Bytes read between two signs of motion.
 const PIECE: usize = 64 << 20;
-/// Of the header's length, at the begin of the file.
+/// Bytes of the header's length, at the begin of the file.
 const PREFIX: u64 = 8;
 /// The longest header, as safetensors has it.
 const LONGEST_HEADER: u64 = 100_000_000;

@@ -53,7 +53,7 @@ pub struct SmolVlaConfig {
     pub layers: Option<usize>,
     /// Every so many layers, from the first on, the expert attends jointly; it never does if 0.
     pub joint_every: usize,
-    /// Of the language model's width.
+    /// The expert's width, relative to the language model's.
     pub width_factor: f64,
     /// Shortest and longest period of the time's sinusoids.
     pub periods: [f64; 2],

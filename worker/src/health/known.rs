@@ -32,7 +32,7 @@ pub enum WrongResult {
         /// What is right.
         exact: i64,
     },
-    /// The same twice gave different bits.
+    /// A layer gave different bits the second time.
     #[error("the known computation: the same layer gave different bits the second time")]
     Unrepeatable,
     /// A test has asked for it.

@@ -130,7 +130,7 @@ pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
     }
 }
 
-/// Of phases that were left, what the coordinator has not been told.
+/// Longest times of phases that were left, as far as the coordinator has not been told.
 pub(super) fn paces(told: &Longest, longest: &Longest) -> Vec<v1::PhasePace> {
     let phases = Phase::ALL.into_iter().zip(told.iter().zip(longest));
     let news = phases.filter(|(_, (told, longest))| longest > told);

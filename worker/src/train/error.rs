@@ -41,7 +41,7 @@ pub enum TrainError {
         key: String,
         /// Where it lies.
         path: String,
-        /// Of what is there.
+        /// Digest of what is there.
         found: String,
         /// `train.base_digest`.
         launched: String,

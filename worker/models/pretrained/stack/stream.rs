@@ -61,7 +61,7 @@ struct ResidentBlock {
     linears: Vec<ResidentLinear>,
 }
 
-/// The same of a linear: which of its tensors train, and so are not read.
+/// What is known of a linear without the files: which of its tensors train, and so are not read.
 #[derive(Clone, Copy)]
 struct ResidentLinear {
     weight: Option<ParamId>,

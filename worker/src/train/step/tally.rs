@@ -26,7 +26,7 @@ pub(in crate::train) struct Share {
 pub(in crate::train) struct TimeBreakdown {
     pub times: StepTimes,
     pub stages: StageTimes,
-    /// Of the newest attempt.
+    /// Figures of the newest attempt.
     pub figures: Figures,
 }
 
