@@ -94,7 +94,7 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Of all features of numbers of a data set.
+    /// A scanner of all features of numbers of a data set.
     pub fn new(catalog: &'a Catalog) -> Self {
         let mut columns = Columns { numbers: Vec::new(), cameras: Vec::new() };
         let mut features = Vec::new();

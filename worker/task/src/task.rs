@@ -143,7 +143,7 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// drawn, `initial` may be empty: they may be many, and not every caller uses them.
     fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Assembly<B>, TaskError>;
 
-    /// The same with all first values.
+    /// Loads the task with all first values.
     fn build(
         &self,
         spec: &RunSpec,

@@ -94,9 +94,9 @@ fn usual_rate() -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossWeights {
-    /// Of the mean absolute error of waveforms.
+    /// Weight of the mean absolute error of waveforms.
     pub waveform: f64,
-    /// Of the mean absolute error of real and imaginary parts of the spectrum.
+    /// Weight of the mean absolute error of real and imaginary parts of the spectrum.
     pub spectrum: f64,
 }
 

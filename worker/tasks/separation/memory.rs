@@ -45,7 +45,7 @@ pub struct SeparatorSizes {
 }
 
 impl SeparatorSizes {
-    /// Of a run's settings. Its data is not looked at: every segment is as long as the run file says.
+    /// Sizes by a run's settings. Its data is not looked at: every segment is as long as the run file says.
     pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         Self::with_passes(spec.clone(), Passes::default())
     }

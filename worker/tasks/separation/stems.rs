@@ -133,11 +133,11 @@ fn through(
 
 /// Estimates of segments, added up.
 struct Overlap {
-    /// Of each sample of a segment.
+    /// Weight of each sample of a segment.
     weights: Vec<f32>,
-    /// Of each signal, times the weights.
+    /// Sums of each signal, times the weights.
     sums: Vec<Vec<f32>>,
-    /// Of weights, at the samples of the sums.
+    /// Sums of weights, at the samples of [`sums`](Self::sums).
     totals: Vec<f32>,
 }
 

@@ -77,7 +77,7 @@ impl TokenWeights {
 pub struct TokenRun<'a> {
     /// Keys.
     pub spec: &'a RunSpec,
-    /// Of them what is said of the model.
+    /// Those of the keys that say something of the model.
     pub model: &'a Model,
     /// Weights.
     pub weights: &'a TokenWeights,
@@ -204,7 +204,7 @@ impl TokenRun<'_> {
         )
     }
 
-    /// The same for programs.
+    /// Numbers of frozen and trained parameters for programs, as JSON.
     pub fn parameters(&self) -> Value {
         let TokenWeights { held, lora, base, .. } = self.weights;
         json!({"pretrained": held + base, "trainable": lora + base, "lora": lora, "base": base})

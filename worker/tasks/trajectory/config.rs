@@ -74,7 +74,7 @@ pub struct NetworkSettings {
     pub latent_dim: usize,
     /// Linear layers, or blocks of a transformer, of each half.
     pub num_layers: usize,
-    /// Of the transformer's attention.
+    /// Heads of the transformer's attention.
     pub heads: usize,
     /// Weight of the divergence in the loss of a variational autoencoder.
     pub beta: f64,
@@ -100,7 +100,7 @@ pub enum NetworkType {
     /// Linear layers.
     #[default]
     Autoencoder,
-    /// The same with a drawn latent (arXiv 1312.6114).
+    /// Linear layers with a drawn latent (arXiv 1312.6114).
     Vae,
     /// Attention between the layers of a trajectory.
     Transformer,

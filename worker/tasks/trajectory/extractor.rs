@@ -44,7 +44,7 @@ pub struct TrajectoryShape {
 }
 
 impl TrajectoryShape {
-    /// Of a run's extractor, a model of this outline; refused if it cannot give them.
+    /// The shape that a run's extractor gives, a model of this outline; refused if it cannot give them.
     pub fn from_settings(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
         let (depth, dim) = (model.vision.depth, model.vision.width);
         let (layers, path) = (settings.extractor.layers.clone(), &settings.extractor.path);

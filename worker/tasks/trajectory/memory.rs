@@ -42,7 +42,7 @@ use crate::{
     vla_flow::memory::{FrozenStorage, of_process},
 };
 
-/// Of a value.
+/// Bytes of a value.
 const FLOAT: u64 = 4;
 /// Bytes of an image's name: its path, its digest, and its key where features are kept.
 const NAME: u64 = 160;

@@ -33,7 +33,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// Of a run on this model. Only an expert that does not train itself takes adapters.
+    /// The split in a run on this model. Only an expert that does not train itself takes adapters.
     pub fn from_settings(vla: &VlaSettings, model: &ModelOutline) -> Result<Self, LoraError> {
         let Some(lora) = &vla.lora else { return Ok(Self::default()) };
         let whole = Self { model: Some(lora.clone()), expert: None };
@@ -58,7 +58,7 @@ impl Split {
     }
 }
 
-/// The same section with those names of its list, or that expression, alone; none if none are left.
+/// The section with the wanted names of its list, or its expression, alone; none if none are left.
 fn with_targets(
     lora: &Lora,
     wanted: impl Fn(&LoraTargets) -> Result<bool, LoraError>,

@@ -27,9 +27,9 @@ pub fn deepest_kept(vla: &VlaSettings, model: &ModelOutline) -> Tap {
 /// Sizes of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadShape {
-    /// Of a flow-matching expert.
+    /// Sizes of a flow-matching expert.
     Flow(ExpertShape),
-    /// Of an MLP on action tokens.
+    /// Sizes of an MLP on action tokens.
     Oft(OftShape),
 }
 
@@ -43,7 +43,7 @@ pub enum ActionHead {
 }
 
 impl HeadShape {
-    /// Of a run whose samples have these sizes, on a model of such.
+    /// The head of a run whose samples have these sizes, on a model of such.
     pub fn from_settings(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let SampleDims { horizon, action, .. } = dims;
         match vla.expert.head {

@@ -75,7 +75,7 @@ pub(super) struct Norms {
 /// What a step has come to, on all ranks.
 pub(super) struct StepEnding {
     pub verdict: Verdict,
-    /// Of nothing where it was left out.
+    /// Norms of the global gradient; of nothing where it was left out.
     pub norms: Norms,
     /// Why all leave it out.
     pub skipped: Option<Skip>,

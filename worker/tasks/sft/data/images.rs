@@ -34,7 +34,7 @@ pub struct ImageSize {
 }
 
 impl ImageSize {
-    /// Of a piece, or of an entry of a list.
+    /// The size in a piece, or in an entry of a list.
     fn from_value(value: &Value) -> Result<Self, String> {
         let number = |key: &str| match value.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -68,7 +68,7 @@ impl ImageSize {
 
 /// The images of a line, as they find their places.
 pub struct Images {
-    /// Of the line's own list, those that have no place yet, first to last.
+    /// Images of the line's own list that have no place yet, first to last.
     open: std::vec::IntoIter<ChatImage>,
     listed: usize,
     /// Whether the list stands for one that the chat does not have: paths of its pieces replace it.
@@ -88,7 +88,7 @@ impl Images {
         Self { listed: listed.len(), open: listed.into_iter(), assumed: false, placed: Vec::new() }
     }
 
-    /// Of a line, or those that lie beside one that lists none.
+    /// Images of a line, or those that lie beside one that lists none.
     pub fn from_fields(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
         if !["images", "image"].iter().any(|key| fields.get(*key).is_some_and(|list| !list.is_null())) {
             return Ok(Self { assumed: true, ..Self::from(beside) });

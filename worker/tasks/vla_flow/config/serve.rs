@@ -25,7 +25,7 @@ pub struct Serve {
     pub sensor: Option<String>,
     /// The instruction's.
     pub prompt: String,
-    /// Of a policy that was trained on several data sets, the one whose robot it acts on.
+    /// The data set whose robot the policy acts on, if it was trained on several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
 }
@@ -37,7 +37,7 @@ impl Default for Serve {
 }
 
 impl Serve {
-    /// The same with every name that is not given.
+    /// These names, with the data set's for every one that is not given.
     pub fn with_names_of(&self, data: &Data) -> Self {
         let or = |given: &[String], own: &[String]| if given.is_empty() { own } else { given }.to_vec();
         Self {

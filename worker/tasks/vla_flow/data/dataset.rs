@@ -68,7 +68,7 @@ pub struct Dataset {
     pub(super) rows: RowStore,
     pub(super) frames: FrameStore,
     pub(super) state: Numeric,
-    /// Of one reading, or of a window where rows have windows of their own.
+    /// The sensor of one reading, or of a window where rows have windows of their own.
     pub(super) sensor: Option<Numeric>,
     pub(super) action: Numeric,
     pub(super) recipe: Recipe,
@@ -89,8 +89,8 @@ impl Dataset {
         Self::open_beside(spec, models, 1, None)
     }
 
-    /// The same as one of so many sets, which share what memory there is for rows, and a tokenizer: that of
-    /// a set of the same model that is open already.
+    /// Opens the run's data set as one of so many, which share what memory there is for rows, and a
+    /// tokenizer: that of a set of the same model that is open already.
     pub(super) fn open_beside(
         spec: &RunSpec,
         models: Shelf<Sizes>,

@@ -104,7 +104,7 @@ impl Outline {
         }
     }
 
-    /// Of a run on one data set.
+    /// Outline of a run on one data set.
     fn of_one(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         let vla = checked(VlaSettings::from_spec(spec))?;
         let data = &vla.data;

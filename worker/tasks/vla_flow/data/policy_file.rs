@@ -116,9 +116,9 @@ pub struct FeaturePart {
 /// Sizes of the model's values, of a policy that was trained on several data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaddedSizes {
-    /// Of the state of one frame.
+    /// Values of the state of one frame.
     pub state: usize,
-    /// Of an action.
+    /// Values of an action.
     pub action: usize,
 }
 
@@ -147,7 +147,7 @@ impl PolicyFile {
     /// The file's name in a run's directory.
     pub const PATH: &str = "policy.json";
 
-    /// Of the run that this data set was opened for, whose model's samples have these sizes.
+    /// The file of the run that this data set was opened for, whose model's samples have these sizes.
     pub(in crate::vla_flow) fn from_dataset(dataset: &Dataset, dims: SampleDims) -> Self {
         let settings = &dataset.settings;
         let frames = settings.observation.frames();

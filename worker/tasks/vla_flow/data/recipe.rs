@@ -10,7 +10,7 @@ pub(super) struct Recipe {
     /// Changes images in training.
     pub(super) augmenter: Option<Augmenter>,
     pub(super) deltas: DeltaActions,
-    /// Of actions that are differences, which the data set has no statistics of.
+    /// Statistics of actions that are differences, which the data set does not have.
     pub(super) action_stats: Option<FeatureStats>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Of a data set, as the run says it.
+    /// The selection in a data set, as the run says it.
     pub(super) fn from_catalog(catalog: &Catalog, data: &Data, holdout: &[usize]) -> Result<Self, DataError> {
         let episodes = &catalog.episodes.episodes;
         let count = episodes.len() as u64;

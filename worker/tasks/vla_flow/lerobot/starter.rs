@@ -17,7 +17,7 @@ use coxswain_task::StarterJob;
 
 use crate::{settings::unread, starter::Starter};
 
-/// Of a camera that LeRobot fills by itself.
+/// Part of the name of a camera that LeRobot fills by itself.
 const EMPTY: &str = ".empty_camera_";
 
 /// A policy that a run is to begin with.
@@ -54,8 +54,8 @@ impl PolicyStart {
         self.kind.sizes().chunk
     }
 
-    /// Of a data set's cameras those that the policy has places for, each with the policy's name: in its
-    /// order, those of equal names in their places and the others in what is left.
+    /// Cameras of a data set that the policy has places for, each with the policy's name: in its order, those
+    /// of equal names in their places and the others in what is left.
     pub fn cameras<'r>(&self, there: &[&'r FeatureReport]) -> Vec<(&'r FeatureReport, &str)> {
         let own = || self.kind.sizes().cameras.iter().filter(|name| !name.contains(EMPTY));
         let named = |name: &str| there.iter().copied().find(|camera| camera.name == name);

@@ -59,9 +59,9 @@ pub struct PolicySubject {
 /// A pass that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum CountedPass {
-    /// Of training, from pixels.
+    /// A pass of training, from pixels.
     Live,
-    /// The same from kept features.
+    /// A pass of training from kept features.
     Kept,
     /// What computes features.
     Filling,

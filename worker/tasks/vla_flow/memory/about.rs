@@ -121,7 +121,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// The same model and data under changed settings.
+    /// This model and data under changed settings.
     pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, PredictionError> {
         let mut subject = self.clone();
         change(&mut subject.spec);
@@ -155,7 +155,7 @@ impl Subject {
         Trains { lora: self.lora.as_ref(), full: Some(&self.full) }
     }
 
-    /// The same under other keys of the task.
+    /// This model and data under other keys of the task.
     pub fn with(&self, change: impl FnOnce(&mut VlaSettings)) -> Result<Self, PredictionError> {
         let mut vla = self.vla.clone();
         change(&mut vla);
@@ -212,7 +212,7 @@ impl FrozenStorage {
         })
     }
 
-    /// Of matrices kept as `dtype`.
+    /// Bytes of matrices kept as `dtype`.
     pub fn bytes(&self, place: Place, dtype: impl Into<FrozenDtype>) -> &FrozenBytes {
         let by_dtype = match place {
             Place::Gpu => &self.whole,

@@ -24,9 +24,9 @@ use crate::vla_flow::{
 /// Elements of a frozen part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
-    /// Of matrices, which are kept in `model.weights_dtype`.
+    /// Elements of matrices, which are kept in `model.weights_dtype`.
     pub matrices: u64,
-    /// Of biases and gains, which are always fp32.
+    /// Elements of biases and gains, which are always fp32.
     pub vectors: u64,
 }
 

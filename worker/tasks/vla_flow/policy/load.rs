@@ -49,7 +49,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok((policy, layout, values))
     }
 
-    /// The same without the values, which may be many to draw.
+    /// Reads and builds as [`load`](Self::load) does, without the values, which may be many to draw.
     pub fn load_without_values(
         spec: &RunSpec,
         models: Shelf<B>,

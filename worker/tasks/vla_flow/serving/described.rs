@@ -47,7 +47,7 @@ pub(super) struct PolicyDescription {
     pub(super) stats: Option<Stats>,
     /// Where they are from.
     pub(super) stats_path: PathBuf,
-    /// Of each action's noise so many values are drawn; what is padded beyond them is 0.
+    /// How many values of each action's noise are drawn; what is padded beyond them is 0.
     pub(super) noise: usize,
     /// The run's settings, with the model that makes its input.
     pub(super) settings: VlaSettings,

@@ -336,8 +336,8 @@ fn colourful(frame: usize) -> NamedValues {
     named
 }
 
-/// The same as a robot of openpi's has it: names of its own, the state in two parts, a camera with its
-/// channels first.
+/// The colourful observation as a robot of openpi's has it: names of its own, the state in two parts, a
+/// camera with its channels first.
 fn renamed(frame: usize) -> NamedValues {
     let mut named = colourful(frame);
     for (from, to) in [

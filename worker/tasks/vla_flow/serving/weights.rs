@@ -19,8 +19,8 @@ use crate::{
     vla_flow::{adapters::Split, config::VlaSettings, objective::GROUPS},
 };
 
-/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all
-/// of it, adapters merged.
+/// A run like this one, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir`
+/// has all of it, adapters merged.
 pub fn with_adapter_of(
     spec: &RunSpec,
     models: Shelf<Sizes>,

@@ -31,7 +31,7 @@ impl TwoSets {
         Self::with_second(Recording { episodes: vec![(3, 0), (6, 0)], ..Recording::default() }, change)
     }
 
-    /// The same with another second set.
+    /// Two recordings of which the second is this one, and a run on both.
     pub fn with_second(second: Recording, change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
         let first = Recording::default();
         let data = [first.write(), second.write()];

@@ -24,7 +24,7 @@ fn open(mask: &[bool], stride: usize, mode: NormMode) -> (tempfile::TempDir, Dat
     (dir, dataset)
 }
 
-/// Of each episode its number, first sample and length.
+/// Number, first sample and length of each episode.
 fn episodes() -> impl Iterator<Item = (usize, u64, usize)> {
     let mut start = 0;
     Recording::default().episodes.into_iter().enumerate().map(move |(number, (length, _))| {

@@ -1,5 +1,5 @@
-//! The same of pi0.5: its prompts tell the state, its values are normalised by quantiles, and its loss counts
-//! the steps that an episode does not have. And of pi0, whose state is a token.
+//! Runs of pi0.5: its prompts tell the state, its values are normalised by quantiles, and its loss counts the
+//! steps that an episode does not have. And of pi0, whose state is a token.
 
 use std::fs;
 
