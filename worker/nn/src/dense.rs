@@ -65,8 +65,8 @@ impl Dense {
         Self { weight, bias, adapter: None }
     }
 
-    /// Adds the tensors of a layer as constants, whose values are brought, and the adapter that `plan` has for them
-    /// as a trainable.
+    /// Adds the tensors of a layer as constants, whose values are brought, and the adapter that `plan` has
+    /// for them as a trainable.
     pub fn register_constant(
         layout: &mut TrainableLayout,
         group: Group,
