@@ -77,7 +77,7 @@ impl PolicyKind {
             return Ok(outline);
         }
         let problem =
-            format!("{image:?}, and the vision tower of {} takes {side} by {side}", backbone.display());
+            format!("{image:?}, but the vision tower of {} takes {side} by {side}", backbone.display());
         Err(ModelError::Config { path: directory.path.clone(), field: field.into(), problem })
     }
 

@@ -71,7 +71,7 @@ impl Normalizer {
         let [first, second] = match found {
             [Ok(first), Ok(second)] => [first, second],
             [Err(key), _] | [_, Err(key)] => {
-                return wrong(format!("has statistics, and {key} is not among them; write them anew"));
+                return wrong(format!("has statistics, but not {key}; export the policy again"));
             }
         };
         if [first.len(), second.len()] != [width; 2] {

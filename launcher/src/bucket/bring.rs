@@ -48,7 +48,7 @@ impl fmt::Display for RestoreSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, bytes, took, aside } = self;
         let (bytes, took) = (human::bytes(*bytes), human::time(*took));
-        write!(f, "downloaded the run after step {step} from its bucket: {bytes} in {took}")?;
+        write!(f, "downloaded the run from its bucket, as it was after step {step}: {bytes} in {took}")?;
         match aside {
             Some(aside) => write!(f, "; the earlier files are now in {}", aside.display()),
             None => Ok(()),

@@ -181,7 +181,7 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
     };
     let rows: Vec<_> = variants.iter().map(row).collect();
     let legend = format!(
-        "recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak; - where not even one sample fits",
+        "each cell: the recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak memory; `-`: not even one sample fits",
         first.question.samples(),
         ranks(first.question.world),
     );

@@ -200,7 +200,7 @@ fn remove_all_but(most: usize, dir: &Path) {
     codes.sort_by_key(|(when, _)| std::cmp::Reverse(*when));
     for (_, old) in codes.into_iter().skip(most) {
         if let Err(why) = fs::remove_file(&old).and_then(|()| fs::remove_file(old.with_extension("cu"))) {
-            tracing::debug!(kernel = %old.display(), %why, "cannot remove a kernel that was not used for long");
+            tracing::debug!(kernel = %old.display(), %why, "cannot remove a kernel that has not been used for a long time");
         }
     }
 }

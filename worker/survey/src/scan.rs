@@ -223,7 +223,7 @@ impl Rows<'_> {
     fn check_keys(&mut self, [episode, number, task]: [i64; 3], frame: u64) {
         if (episode, number) != (self.number as i64, frame as i64) {
             let found = format!(
-                "says episode {episode}, frame {number}; the episode table has episode {}, frame {frame}, here",
+                "says episode {episode}, frame {number}; by the episode table this row is episode {}, frame {frame}",
                 self.number
             );
             let remedy = "metadata and data are of different recordings: restore either";

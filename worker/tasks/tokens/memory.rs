@@ -180,7 +180,7 @@ impl TokenRun<'_> {
         let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = FrozenDtype::Bfloat16);
         let setting = "model.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);
-        savings.add_recompute("runs blocks again in the backward pass");
+        savings.add_recompute("recomputes blocks in the backward pass");
         if self.spec.train.recompute != Recompute::None {
             let bfloat16 =
                 of_settings(settings, |keys| model(keys).activations_dtype = ActivationsDtype::Bfloat16);

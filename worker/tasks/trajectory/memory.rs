@@ -277,7 +277,7 @@ impl Subject for TrajectorySizes {
         });
         let setting = "extractor.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the extractor's weights", narrow);
-        let remark = "runs the network again in the backward pass";
+        let remark = "recomputes the network in the backward pass";
         let full = |spec: &mut RunSpec| spec.train.recompute = Recompute::Full;
         savings.add("recompute", "train.recompute=full".into(), remark, full);
         let remark = "nothing: the same losses, and the extractor runs once for each image";

@@ -125,7 +125,7 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "or a bound of pixels is given, but the policy scales images itself; leave them out".into(),
+                "or a limit of pixels is set, but the policy resizes images itself; leave both out".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (

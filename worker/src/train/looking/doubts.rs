@@ -24,7 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!("train.global_batch is {asked}: a step takes all {epoch} samples of an epoch, and never more")
+        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step takes all of them")
     })
 }
 
@@ -74,6 +74,6 @@ mod tests {
     fn a_batch_beyond_the_data_is_told() {
         let eight = spec(serde_json::json!({}));
         assert_eq!(batch(&eight, 8), None);
-        assert!(batch(&eight, 7).is_some_and(|told| told.contains("all 7 samples of an epoch")));
+        assert!(batch(&eight, 7).is_some_and(|told| told.contains("an epoch has 7 samples")));
     }
 }

@@ -157,7 +157,7 @@ impl ChatSource for ChatShards {
     }
 
     fn remedy(&self) -> &'static str {
-        "write a .json and its images for each chat, of one name up to the first dot"
+        "for each chat, write a .json file and its images, all with the same name up to the first dot"
     }
 
     fn describe(&self) -> String {

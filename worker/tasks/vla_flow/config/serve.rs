@@ -96,7 +96,7 @@ impl Serve {
                 f.require(
                     seen.insert(name) && !TAKEN.contains(&name.as_str()),
                     key,
-                    format_args!("reads `{name}`, which another value already uses"),
+                    format_args!("names `{name}`, which is already the name of another value"),
                     "give every value a name of its own; `seed` and `noise` are reserved",
                 );
             }

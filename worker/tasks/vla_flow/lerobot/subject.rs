@@ -245,7 +245,7 @@ impl Subject for PolicySubject {
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         let mut savings = Savings::new(self, ask);
-        savings.add_recompute("runs the expert's layers again in the backward pass");
+        savings.add_recompute("recomputes the expert's layers in the backward pass");
         savings.add_micro_batch();
         savings.into_suggestions()
     }

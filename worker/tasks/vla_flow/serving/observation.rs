@@ -239,7 +239,7 @@ impl ObservationReader {
                 frames == 1 || shape.first() == Some(&frames)
             });
             let part = found.and_then(as_numbers).ok_or_else(|| {
-                let wanted = format!("expected numbers, a part of {:?}", feature.shape);
+                let wanted = format!("expected numbers that are a part of the shape {:?}", feature.shape);
                 self.differs(request, name, &feature.name, &wanted)
             })?;
             check_finite(name, &part)?;

@@ -393,7 +393,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         ),
         (
             refused(&|named| drop(named.remove("gripper"))),
-            "gripper: missing; expected numbers, a part of [3]",
+            "gripper: missing; expected numbers that are a part of the shape [3]",
         ),
         (
             refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
