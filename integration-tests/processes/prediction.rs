@@ -227,7 +227,7 @@ fn an_evaluation_that_would_find_nothing_is_told_beforehand() {
     };
     let without = check("data.holdout_episodes=[]");
     assert!(without.contains("0 held out: nothing will be evaluated"), "{without}");
-    assert!(without.contains("warning   eval.every is 10, and no sample is held out"), "{without}");
+    assert!(without.contains("warning   eval.every is 10, but no sample is held out"), "{without}");
     let with = check("data.holdout_episodes=[3]");
     assert!(!with.contains("nothing"), "{with}");
 }

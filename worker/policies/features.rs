@@ -74,7 +74,7 @@ impl PolicyFeatures {
             [("max_state_dim", self.state, self.padded[0]), ("max_action_dim", self.action, self.padded[1])]
         {
             if found > most {
-                return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
+                return Err(fields.error(key, format!("{most}, but the feature has {found} values")));
             }
         }
         if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {

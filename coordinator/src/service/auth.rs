@@ -108,7 +108,7 @@ impl Guard {
         };
         if shown.caller.is_some_and(|caller| !caller.is_private) {
             return Err(Status::unauthenticated(
-                "this coordinator requires TLS from other machines, and this call was unencrypted: use a \
+                "this coordinator requires TLS from other machines, but this call was unencrypted: use a \
                  cox that has TLS (`--features tls`, and no --plaintext or http://); replace any token \
                  that was sent, because it may have been read",
             ));

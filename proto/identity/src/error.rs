@@ -82,7 +82,7 @@ pub enum IdentityError {
     NoCertificates,
     /// Nothing to know the server by.
     #[error(
-        "{0} is called through TLS, and its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
+        "{0} is called through TLS, but its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
          or COX_TLS_CA"
     )]
     NothingToTrust(String),

@@ -171,7 +171,7 @@ fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Pr
     let problem = |key: &UnknownKey| match tasks.other_with(schema.name, &key.path()) {
         Some(other) => Problem::new(
             key.path(),
-            format!("is a key of the task `{other}`, and this file's is `{}`", schema.name),
+            format!("is a key of the task `{other}`, but the task of this file is `{}`", schema.name),
         )
         .at(&key.place)
         .help("remove it, or set `task.type`"),

@@ -282,7 +282,7 @@ impl OptimizerName {
     /// Why a run with it does not begin on a GPU; none if it works there.
     pub fn refused_on_gpu(self) -> Option<&'static str> {
         (self == Self::Adamw8bit).then_some(
-            "optimizer.name: `adamw8bit` works in host memory only, and this run uses a GPU: use `adamw`, \
+            "optimizer.name: `adamw8bit` works in host memory only, but this run uses a GPU: use `adamw`, \
              with `memory.offload: optimizer` if its state does not fit, or `launch.device: cpu`",
         )
     }

@@ -71,7 +71,7 @@ fn made(shipped: &Path, driver: Version) -> Result<String, String> {
         made.trim().split_once(' ').ok_or("it does not name the CUDA version that compiled them")?;
     let major: u32 = cuda.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX);
     if major > driver.major {
-        return Err(format!("its kernels were compiled by CUDA {cuda}, and this driver is for {driver}"));
+        return Err(format!("its kernels were compiled by CUDA {cuda}, but this driver is for {driver}"));
     }
     Ok(format!("{count} precompiled by CUDA {cuda}"))
 }

@@ -21,7 +21,7 @@ const OUTPUTS: usize = 131;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongResult {
     /// An element is another number than it must be.
-    #[error("the known computation: element {at} of the {what} is {found}, and must be {exact}")]
+    #[error("the known computation: element {at} of the {what} is {found} instead of {exact}")]
     Element {
         /// Which result.
         what: &'static str,

@@ -97,7 +97,7 @@ pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
 fn cache_phase(wire: v1::CachePhase) -> Result<CachePhase, String> {
     let namespace = |field: &str, wire: v1::CacheGeneration| {
         if wire.number == 0 {
-            return Err(format!("lease.cache_phase.{field}.number: is 0, and generations count from 1"));
+            return Err(format!("lease.cache_phase.{field}.number: is 0, but generations count from 1"));
         }
         let generation = CacheGeneration { number: wire.number, since: Step(wire.since_step) };
         Ok(CacheNamespace { generation, namespace: (!wire.namespace.is_empty()).then_some(wire.namespace) })

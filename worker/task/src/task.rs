@@ -27,7 +27,7 @@ impl Float16 {
     /// Why a run that does so does not begin on a CPU.
     pub fn refused_on_cpu(&self) -> String {
         format!(
-            "{}: float16 is for GPUs only, and this run uses a CPU: set bfloat16 for the same memory, or \
+            "{}: float16 is for GPUs only, but this run uses a CPU: set bfloat16 for the same memory, or \
              float32, or launch.device: cuda",
             self.key
         )

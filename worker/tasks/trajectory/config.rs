@@ -255,13 +255,13 @@ impl TaskSettings for TrajectorySettings {
         f.require(
             spec.data.holdout_episodes.is_empty(),
             "data.holdout_episodes",
-            "is given, and images have no episodes",
+            "is given, but images have no episodes",
             "use `data.holdout_every`",
         );
         f.require(
             spec.cache.mode != CacheMode::Periodic,
             "cache.mode",
-            "is `periodic`, and nothing trains in the extractor, so its features never change",
+            "is `periodic`, but nothing trains in the extractor, so its features never change",
             "use `exact`",
         );
         f.require(

@@ -140,7 +140,7 @@ impl PolicyBase {
                         Ok(TapSetting::Auto | TapSetting::Vision)
                     ),
                 "cache.tap",
-                "comes after the image features, and only those are cached for such a policy; use \
+                "comes after the image features, but only those are cached for such a policy; use \
                  `auto`"
                     .into(),
             ),

@@ -87,7 +87,7 @@ impl T5Config {
         let may_be_own = !tied || kind == "mt5" || !scale;
         if f.bool("tie_word_embeddings")? == Some(false) && stored(HEAD) == Some(false) {
             let problem = format!(
-                "false, and the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
+                "false, but the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
                  if the embedding table is the head"
             );
             return Err(f.error("tie_word_embeddings", problem));

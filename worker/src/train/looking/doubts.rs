@@ -12,7 +12,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
     let every = spec.eval.every;
     let without = (every > 0 && samples.holdout().is_empty()).then(|| {
         format!(
-            "eval.every is {every}, and no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
+            "eval.every is {every}, but no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
              instance with data.holdout_episodes"
         )
     });
@@ -41,7 +41,7 @@ fn warm_up(spec: &RunSpec, steps: u64) -> Option<String> {
     let longest = spec.optimizer.warmup_steps.values().into_iter().map(|(_, steps)| steps).max()?;
     (longest >= steps).then(|| {
         format!(
-            "optimizer.warmup_steps is {longest}, and the run has {steps} steps: it ends before its rates have risen to their peaks"
+            "optimizer.warmup_steps is {longest}, but the run has {steps} steps: it ends before its rates have risen to their peaks"
         )
     })
 }

@@ -299,7 +299,7 @@ impl Samples for Tracks {
             let peak = stem.iter().fold(0.0, |peak: f32, value| peak.max(value.abs()));
             if peak > LOUD {
                 let what = format!(
-                    "a peak of {peak:.0}, and full scale is 1; divide the samples by their full scale"
+                    "a peak of {peak:.0}, but full scale is 1; divide the samples by their full scale"
                 );
                 doubts.push(("loud", at(wav, what)));
             }

@@ -137,7 +137,7 @@ impl Images {
         }
         if open.len() != self.listed {
             return Err(format!(
-                "lists {} images, and has places for {}; write `<image>` once for each",
+                "lists {} images, but has places for {}; write `<image>` once for each",
                 self.listed,
                 self.listed - open.len()
             ));
@@ -163,7 +163,7 @@ fn image_of(given: &Value, asking: &Value, key: &str) -> Result<ChatImage, Strin
     if path.contains("://") || path.starts_with("data:") || is_base64(path) {
         let shown: String = path.chars().take(40).collect();
         return Err(format!(
-            "`{key}` is {shown:?}, and images are read from files; store it, and give its path"
+            "`{key}` is {shown:?}, but images are read from files; store it, and give its path"
         ));
     }
     Ok(ChatImage { path: path.to_owned(), size: ImageSize::from_value(asking)? })

@@ -421,7 +421,7 @@ mod tests {
                 format!(
                     r#"{{"image": "{png}", "messages": [{{"role": "user", "content": "x"}}, {answer}]}}"#
                 ),
-                "`image` is \"iVBORw0KGgoA/b+A/b+A/b+A/b+A/b+A/b+A/b+A\", and images are read from files",
+                "`image` is \"iVBORw0KGgoA/b+A/b+A/b+A/b+A/b+A/b+A/b+A\", but images are read from files",
             ),
             ("{\"messages\": [".to_owned(), "is not JSON (EOF while parsing a list at character"),
             ("[".to_owned(), "write one chat a line"),
@@ -444,7 +444,7 @@ mod tests {
                 format!(
                     r#"{{"images": ["a", "b"], "messages": [{{"role": "user", "content": "<image>"}}, {answer}]}}"#
                 ),
-                "lists 2 images, and has places for 1",
+                "lists 2 images, but has places for 1",
             ),
             (format!(r#"{{"images": ["a"], "messages": [{answer}]}}"#), "no turn of the user"),
             (

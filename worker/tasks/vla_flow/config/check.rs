@@ -44,7 +44,7 @@ fn check_init(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     f.require(
         !named || settings.lora.is_some(),
         "train.init_from",
-        "names the group `lora`, and this run trains none",
+        "names the group `lora`, but this run trains no adapters",
         "add a section `lora`, or leave the group out",
     );
 }

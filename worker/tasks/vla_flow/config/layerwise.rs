@@ -33,7 +33,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         data.sensor.is_none() && data.sets.iter().all(|set| set.sensor.is_none()),
         "data.sensor",
-        "is read, and no action of the head `layerwise` attends to a sensor's tokens",
+        "is read, but no action of the head `layerwise` attends to a sensor's tokens",
         "remove it",
     );
     f.require(

@@ -111,7 +111,7 @@ pub(super) fn check(
     let [state, action] = base.kind.sizes().padded;
     for (field, found, most) in [("data.state", dims.state, state), ("data.action", dims.action, action)] {
         if found > most {
-            let problem = format!("has {found} values, and the policy has room for {most}");
+            let problem = format!("has {found} values, but the policy has room for {most}");
             return Err(PolicyError::Setting { field, problem });
         }
     }

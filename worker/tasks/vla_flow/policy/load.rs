@@ -146,7 +146,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         return refuse(field, "0; expected at least 1".into());
     }
     if !vla.data.rename_map.is_empty() {
-        let problem = "is only for LeRobot policies, and `model.path` is not one; remove it";
+        let problem = "is only for LeRobot policies, but `model.path` is not one; remove it";
         return refuse("data.rename_map", problem.into());
     }
     let (width, heads) = (vla.expert.width, vla.expert.heads);
@@ -160,7 +160,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let seen = [("data.state", dims.state), ("data.sensor", dims.sensor_window)];
     if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == HeadKind::Oft && *size > 0)
     {
-        let problem = "is read, and the head `oft` sees images and text alone; leave it out";
+        let problem = "is read, but the head `oft` sees images and text alone; leave it out";
         return refuse(field, problem.into());
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);

@@ -43,7 +43,7 @@ fn a_chunk_that_reaches_beyond_every_episode_is_told() {
         warnings.into_iter().find(|told| told.contains("data.horizon"))
     };
     assert_eq!(told(7), None, "the longest episode has 7 rows");
-    assert!(told(8).is_some_and(|told| told.contains("reaches 7 rows ahead, and the longest episode has 7")));
+    assert!(told(8).is_some_and(|told| told.contains("reaches 7 rows ahead, but the longest episode has 7")));
 }
 
 /// Opens a recording of which this file of episode 2 is gone, with changes of the run.
