@@ -220,7 +220,7 @@ impl FrameStore {
             );
             return Err(DataError::invalid(path, name, found, remedy));
         }
-        let found = format!("{stated} (height x width), the frames of {} are {seen}", path.display());
+        let found = format!("{stated} (height x width), but the frames of {} are {seen}", path.display());
         let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
         Err(DataError::invalid(&catalog.info.path, format!("features.{name}.shape"), found, remedy))
     }
