@@ -9,6 +9,7 @@
 //! token of the user's is shown at the place that another user's file names through TLS alone, on this
 //! machine, too, where only who has that token can answer.
 
+mod address_file;
 mod finding;
 
 use std::{
@@ -16,7 +17,6 @@ use std::{
     io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::Args;
@@ -28,32 +28,20 @@ use coxswain_proto::{
 use serde::Deserialize;
 use tonic::Code;
 
-pub use self::finding::{active, is_active};
-use self::finding::{is_held, newest, read, written};
+use self::{
+    address_file::{DIR, MAX_BYTES, RETRY, TRIES, file, written},
+    finding::{is_held, newest, read},
+};
+pub use self::{
+    address_file::{RUNS, SPEC_FILE},
+    finding::{active, is_active},
+};
 use crate::{
     control::{Access, prompt},
     credentials,
     exit::{CliError, Exit, Outcome},
     launch::inputs::process_env,
 };
-
-/// The run with every key: in its output directory as it was trained, in its logs as it was launched last.
-pub use coxswain_worker::train::checkpoint::SPEC_FILE;
-/// Below the run's output directory.
-const DIR: &str = "logs";
-/// See [`DIR`].
-const FILE: &str = "endpoint";
-/// Where runs lie by default.
-pub const RUNS: &str = "runs";
-
-/// Most bytes of it.
-const MAX_BYTES: u64 = 4096;
-
-/// How often a launcher tries to take its run's lock, and a reader to find the file written, and after which
-/// time.
-const TRIES: usize = 5;
-/// See [`TRIES`].
-const RETRY: Duration = Duration::from_millis(10);
 
 /// Which run a command is for.
 #[derive(Args, Clone, Debug, Default)]
@@ -163,10 +151,6 @@ fn is_of(output_dir: &Path, there: &GetStatusResponse) -> bool {
 
 /// What a file without a lock means where no coordinator answers.
 const ABANDONED: &str = "the launcher of this run has exited (killed?); start it again to resume from the newest checkpoint, if there is one";
-
-fn file(output_dir: &Path) -> PathBuf {
-    output_dir.join(DIR).join(FILE)
-}
 
 /// Publishes where the coordinator is, and that this launcher holds the run; removed again when the value is
 /// dropped.

@@ -9,7 +9,7 @@ use std::{
 use coxswain_identity::Address;
 use coxswain_proto::{bounded, human};
 
-use super::{DIR, MAX_BYTES, RETRY, RUNS, SPEC_FILE, TRIES, file};
+use super::address_file::{DIR, MAX_BYTES, RUNS, SPEC_FILE, file, written};
 use crate::exit::{CliError, Exit};
 
 /// The newest of this user's runs, or else of all.
@@ -80,23 +80,10 @@ fn is_ours(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| coxswain_identity::is_ours(&found))
 }
 
-/// What `look` finds in a file once its line is whole: its launcher writes it in its place, for it holds the
-/// lock of that very file, and a reader may come between.
-pub(super) fn written(look: impl Fn() -> io::Result<String>) -> io::Result<String> {
-    for _ in 1..TRIES {
-        let text = look()?;
-        if text.ends_with('\n') {
-            return Ok(text);
-        }
-        std::thread::sleep(RETRY);
-    }
-    look()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::PublishedEndpoint;
+    use crate::endpoint::{PublishedEndpoint, address_file::TRIES};
 
     #[test]
     fn the_newest_active_run_is_found_and_none_is_reported() {
