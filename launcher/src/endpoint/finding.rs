@@ -1,5 +1,5 @@
-//! Runs found by the files that their launchers hold: which are active, which of them is the newest, and where
-//! the coordinator of one listens.
+//! Runs found by the files that their launchers hold: which are active, which of them is the newest, and
+//! where the coordinator of one listens.
 
 use std::{
     fs, io,
