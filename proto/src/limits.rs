@@ -122,7 +122,7 @@ pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
 pub const STILL_NAMED: Duration = Duration::from_secs(60);
 /// A rank that shows no sign of motion for this long is given up, whatever it may be waiting for.
 pub const STILL_TIMEOUT: Duration = Duration::from_secs(300);
-/// After this long a rank without a sign of motion is given up where most ranks stand still alike.
+/// How long a rank may show no sign of motion where most ranks stand still alike.
 pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A process is never expected to make itself known sooner than this after its start, however soon others
 /// have: pages of the program that one machine has in memory another reads from its disk.

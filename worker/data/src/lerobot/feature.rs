@@ -27,7 +27,8 @@ pub fn dimension(dim: usize, names: &[String]) -> String {
 }
 
 impl Feature {
-    /// Elements of one frame's value. [`Info::read`](super::info::Info::read) lets no feature pass that has more than can be counted.
+    /// Elements of one frame's value. No feature has more than can be counted:
+    /// [`Info::read`](super::info::Info::read) refuses it.
     pub fn width(&self) -> usize {
         self.shape.iter().product()
     }
