@@ -197,8 +197,8 @@ fn what_is_held_for_kept_features_is_what_was_predicted() {
         let row = row.expect("every category is there");
         let counted = row.measured.expect("it can be told apart");
         // What is on its way to the store is over when the run is.
-        let subject =
-            Subject::from_spec(&spec, coxswain_models::families::shelf()).expect("a run that has just been done");
+        let subject = Subject::from_spec(&spec, coxswain_models::families::shelf())
+            .expect("a run that has just been done");
         let ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 1 } };
         let stored = subject.cache(ask).expect("a cache").store_bytes / subject.outline.frames;
         let on_their_way = if mode == "exact" { 3 * 4 * stored } else { 0 };

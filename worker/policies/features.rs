@@ -28,7 +28,11 @@ pub(crate) struct PolicyFeatures {
 
 impl PolicyFeatures {
     /// Those of a directory, checked, whose key of sampling's steps is `steps`.
-    pub fn from_directory(directory: &PolicyDirectory, steps: &str, counts_padding: bool) -> Result<Self, ModelError> {
+    pub fn from_directory(
+        directory: &PolicyDirectory,
+        steps: &str,
+        counts_padding: bool,
+    ) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
         let (inputs, outputs) = (inputs?, outputs?);

@@ -4,8 +4,8 @@ use coxswain_data::{
     DataError,
     lerobot::{
         Catalog,
-        frames::FrameStore,
         feature::Feature,
+        frames::FrameStore,
         rows::{Columns, Limits, Part, RowStore},
     },
     pictures,

@@ -60,7 +60,10 @@ pub fn starts_from_policy(vla: &VlaSettings) -> bool {
 
 impl PolicyBase {
     /// That of a run; none if `model.path` is a plain model.
-    pub fn from_settings<B: Tape<Base = B>>(vla: &VlaSettings, models: Shelf<B>) -> Result<Option<Self>, ModelError> {
+    pub fn from_settings<B: Tape<Base = B>>(
+        vla: &VlaSettings,
+        models: Shelf<B>,
+    ) -> Result<Option<Self>, ModelError> {
         let dir = &hub::directory(Path::new(&vla.model.path), Repository::Model)?;
         if !is_policy(dir) {
             return Ok(None);

@@ -77,7 +77,8 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        let (settings, models) = (VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?, self.models.sizes);
+        let (settings, models) =
+            (VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?, self.models.sizes);
         if let Some(base) = PolicyBase::from_settings(&settings, models).map_err(TaskError::bad_input)? {
             return Ok(Box::new(PolicySubject::from_spec(spec, base, models).map_err(TaskError::bad_input)?));
         }

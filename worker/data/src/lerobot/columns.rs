@@ -78,11 +78,14 @@ const REMEDY: &str = "; record the feature as info.json has it, or correct info.
 pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<RowFault>), ColumnFault> {
     let (stored, wrong) = (stored(column.descriptor()), ColumnFault::Column);
     let Some(lists) = Lists::of(column.root()) else {
-        return Err(wrong(format!("stored as groups of {stored}, but info.json says shape {shape:?}{REMEDY}")));
+        return Err(wrong(format!(
+            "stored as groups of {stored}, but info.json says shape {shape:?}{REMEDY}"
+        )));
     };
     let depth = lists.with_item.len();
     if depth > shape.len() || shape[depth..].iter().product::<usize>() != 1 {
-        let fault = format!("stored as {stored} in {depth} lists, but info.json says shape {shape:?}{REMEDY}");
+        let fault =
+            format!("stored as {stored} in {depth} lists, but info.json says shape {shape:?}{REMEDY}");
         return Err(wrong(fault));
     }
     let Some(values) = floats(column)? else {
@@ -92,7 +95,9 @@ pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<Ro
     if lists.are_whole(&values, &shape[..depth]) {
         return match found == rows * shape.iter().product::<usize>() {
             true => Ok((values.present, Vec::new())),
-            false => Err(wrong(format!("{found} numbers in {rows} rows, but info.json says shape {shape:?}"))),
+            false => {
+                Err(wrong(format!("{found} numbers in {rows} rows, but info.json says shape {shape:?}")))
+            }
         };
     }
     lists.row_by_row(&values, &shape[..depth])

@@ -4,8 +4,10 @@ use super::*;
 
 #[test]
 fn every_tensor_of_the_file_is_known_with_its_shape() {
-    let (expected, directory) =
-        (LeRobotReference::read(), PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read"));
+    let (expected, directory) = (
+        LeRobotReference::read(),
+        PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read"),
+    );
     let config = SmolVlaConfig::from_directory(&directory).expect("it is read");
     let vlm = outline(&Path::new(AT).join("vlm"), &config);
     let own = config.own_tensors(&vlm, Some(16));

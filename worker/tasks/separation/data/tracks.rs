@@ -116,7 +116,9 @@ impl Tracks {
         if training.is_empty() {
             let found = format!("{} tracks, of which none is left to train on", tracks.len());
             let remedy = match shards {
-                Some(_) => "for each track, add one file for each of data.stems to the shards, such as `song.drums.wav`",
+                Some(_) => {
+                    "for each track, add one file for each of data.stems to the shards, such as `song.drums.wav`"
+                }
                 None => "make a folder for each track, with one WAV file for each of data.stems",
             };
             return Err(DataError::invalid(&root, "(folder)", found, remedy));

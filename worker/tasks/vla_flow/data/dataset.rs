@@ -19,8 +19,8 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
-        frames::FrameStore,
         feature::Feature,
+        frames::FrameStore,
         info::Info,
         rows::{Columns, Limits, RowStore},
         stats::Stats,
@@ -345,7 +345,8 @@ fn check_images(dataset: &Dataset, camera: &Camera, column: usize) -> Result<(),
     }
     match others {
         Some((height, width)) => {
-            let found = format!("{}x{} (height x width), but its images are {height}x{width}", size.0, size.1);
+            let found =
+                format!("{}x{} (height x width), but its images are {height}x{width}", size.0, size.1);
             let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
             Err(DataError::invalid(
                 &dataset.catalog.info.path,

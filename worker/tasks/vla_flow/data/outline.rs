@@ -11,12 +11,7 @@ use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
     DataError,
-    lerobot::{
-        Catalog,
-        frames::FrameStore,
-        feature::Feature,
-        info::Info,
-    },
+    lerobot::{Catalog, feature::Feature, frames::FrameStore, info::Info},
 };
 use coxswain_models::{Shelf, pretrained::pictures::ImageShape};
 use coxswain_nn::kernels::sizes::Sizes;

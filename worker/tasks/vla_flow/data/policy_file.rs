@@ -211,7 +211,8 @@ impl PolicyFile {
                 seed: dataset.seed(),
             },
             padded: ((own.state, own.action) != (dims.state, dims.action)).then_some(padded),
-            observation: (settings.serve != Serve::default()).then(|| settings.serve.with_names_of(&settings.data)),
+            observation: (settings.serve != Serve::default())
+                .then(|| settings.serve.with_names_of(&settings.data)),
         }
     }
 

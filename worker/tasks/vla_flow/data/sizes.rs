@@ -2,11 +2,7 @@
 
 use coxswain_data::{
     DataError,
-    lerobot::{
-        Catalog,
-        feature::Feature,
-        info::Info,
-    },
+    lerobot::{Catalog, feature::Feature, info::Info},
 };
 use coxswain_models::vision_language::PromptForm;
 

@@ -69,7 +69,11 @@ enum CountedPass {
 
 impl PolicySubject {
     /// Reads configuration and metadata of everything that the run names.
-    pub fn from_spec(spec: &RunSpec, base: PolicyBase, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
+    pub fn from_spec(
+        spec: &RunSpec,
+        base: PolicyBase,
+        models: Shelf<Sizes>,
+    ) -> Result<Self, PredictionError> {
         let outline = Outline::from_spec(spec, models)?;
         Self::with_passes(spec.clone(), base, models, outline, Passes::default())
     }

@@ -285,7 +285,8 @@ fn settings_that_such_a_policy_has_not_are_refused_by_key() {
     let misfit = |cameras: &[&str], map: Value| {
         let changes = [("data.cameras", json!(cameras)), ("data.rename_map", map)];
         let spec = spec(&Path::new(GOLDEN).join("policy"), &changes);
-        let base = PolicyBase::from_settings(&VlaSettings::from_spec(&spec).expect("sound"), shelf::<Sizes>());
+        let base =
+            PolicyBase::from_settings(&VlaSettings::from_spec(&spec).expect("sound"), shelf::<Sizes>());
         let base = base.expect("it is read").expect("a policy");
         base.misfit(&VlaSettings::from_spec(&spec).expect("sound"), &spec).map(|(_, problem)| problem)
     };

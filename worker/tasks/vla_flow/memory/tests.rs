@@ -123,7 +123,8 @@ fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
     let mut spec = spec("quickstart.yaml");
     change(&mut spec);
     let outline = Outline::from_spec(&spec, shelf()).expect("metadata of the repository's data set");
-    let dataset = crate::vla_flow::data::Dataset::from_spec(&spec, shelf()).expect("the repository's data set");
+    let dataset =
+        crate::vla_flow::data::Dataset::from_spec(&spec, shelf()).expect("the repository's data set");
     let longest =
         (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
     assert_eq!(Some(outline.prompt_tokens), longest);

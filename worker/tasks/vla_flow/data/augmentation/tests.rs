@@ -72,7 +72,8 @@ fn jitter(weight: f64) -> Option<Jitter> {
 }
 
 fn augmenter(transforms: Transforms) -> Augmenter {
-    Augmenter::from_settings(&Augmentation::Transforms(Box::new(transforms)), 7).expect("it changes something")
+    Augmenter::from_settings(&Augmentation::Transforms(Box::new(transforms)), 7)
+        .expect("it changes something")
 }
 
 fn view(sample: u64) -> View {
@@ -87,7 +88,9 @@ fn nothing_is_drawn_where_images_stay_as_they_are() {
 #[test]
 fn what_is_drawn_depends_on_seed_epoch_sample_and_camera_alone() {
     let changed = |seed, view| {
-        Augmenter::from_settings(&Augmentation::Lerobot, seed).expect("it changes something").draw(view, 30, 40)
+        Augmenter::from_settings(&Augmentation::Lerobot, seed)
+            .expect("it changes something")
+            .draw(view, 30, 40)
     };
     let here = changed(7, view(5));
     // In the midst of others, and once more.

@@ -86,7 +86,10 @@ fn a_sample_holds_the_frames_of_all_cameras_as_the_processor_cuts_them() {
         }
         assert_eq!(*sample.pixel_values, values, "sample {index}");
     }
-    assert_eq!(dataset.image_shapes().unwrap(), Outline::from_spec(&run(dir.path()), shelf()).unwrap().images);
+    assert_eq!(
+        dataset.image_shapes().unwrap(),
+        Outline::from_spec(&run(dir.path()), shelf()).unwrap().images
+    );
 }
 
 #[test]
@@ -94,8 +97,10 @@ fn cameras_come_in_the_order_that_the_run_names_them() {
     let dir = recorded();
     let mut swapped = run(dir.path());
     swapped.vla_mut().data.cameras.reverse();
-    let (one, other) =
-        (Dataset::from_spec(&run(dir.path()), shelf()).unwrap(), Dataset::from_spec(&swapped, shelf()).unwrap());
+    let (one, other) = (
+        Dataset::from_spec(&run(dir.path()), shelf()).unwrap(),
+        Dataset::from_spec(&swapped, shelf()).unwrap(),
+    );
     let (one, other) = (one.sample(20).unwrap(), other.sample(20).unwrap());
     let front = one.image_shapes[0].iter().product::<u32>() as usize * 1176;
     assert_eq!(one.pixel_values[..front], other.pixel_values[other.pixel_values.len() - front..]);
