@@ -24,9 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!(
-            "train.global_batch is {asked}, but an epoch has {epoch} samples: each step takes all of them"
-        )
+        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step takes all")
     })
 }
 
