@@ -92,7 +92,7 @@ pub struct World {
     pub max_nodes: u32,
     /// Workers of each.
     pub nproc_per_node: u32,
-    /// Of all of them, those that hold no rank while there are others enough.
+    /// Workers of all nodes that hold no rank while there are others enough.
     pub spares: u32,
 }
 

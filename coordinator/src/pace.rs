@@ -64,7 +64,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Of a connection that was just accepted.
+    /// A peer on a connection that was just accepted.
     pub fn new(caller: Caller, attendance: Attendance) -> Self {
         let (received, reads) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self { caller, attendance, received, reads, refused: Mutex::new(None) }

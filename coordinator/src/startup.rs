@@ -75,7 +75,7 @@ pub enum StartError {
         path: PathBuf,
         /// Length as configured: the key, and how many.
         length: String,
-        /// Of the newest checkpoint.
+        /// Step of the newest checkpoint.
         newest: Step,
     },
     /// A checkpoint of another version lies where this one would resume.
@@ -413,7 +413,7 @@ fn damage(path: &Path) -> Option<String> {
     let Ok(Some(manifest)) = manifest(path) else { return Some(format!("{MANIFEST} cannot be read")) };
     manifest.files.iter().find_map(|(name, file)| match fs::metadata(path.join(name)) {
         Ok(found) if found.len() == file.bytes => None,
-        Ok(found) => Some(format!("{name} has {} bytes and had {}", found.len(), file.bytes)),
+        Ok(found) => Some(format!("{name} has {} bytes instead of {}", found.len(), file.bytes)),
         Err(error) => Some(format!("{name}: {error}")),
     })
 }

@@ -82,7 +82,7 @@ fn measure(data: &Path, features: &[String]) -> [f64; 3] {
     let spec = serde_json::from_value(json).unwrap();
     let began = Instant::now();
     let samples: Arc<dyn Samples> =
-        Arc::new(Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}")));
+        Arc::new(Dataset::from_spec(&spec, shelf()).unwrap_or_else(|error| panic!("{error}")));
     let opened = began.elapsed().as_secs_f64();
     let order = samples.order(0);
     let steps = order.len() / STEP;

@@ -94,7 +94,7 @@ def main():
             run.kill()
             shutil.rmtree(output)
             run = Run(options.cox, output, bucket, url, 100_000)
-            _, found = run.wait_for(r"downloaded the run after step (\d+) from its bucket: .* in (.*)")
+            _, found = run.wait_for(r"downloaded the run from its bucket, as it was after step (\d+): .* in (.*)")
             brought.append(found[2])
             at, _ = run.wait_for(rf"\b{int(found[1]) + 1}/100000\b")
             empty.append(at - run.begin)

@@ -74,7 +74,7 @@ const FLOODS: [(Question, usize, usize); 21] = [
 const TURN: Duration = Duration::from_millis(50);
 /// Heartbeats of one connection.
 const BEATS: usize = 10;
-/// Of a second, in `/proc`, on every Linux.
+/// Ticks of a second, in `/proc`, on every Linux.
 const TICKS: f64 = 100.0;
 /// What a flood may cost: steps a second of those that the processors allow, a heartbeat's answer time, and
 /// what the coordinator takes more of memory.
@@ -363,7 +363,7 @@ fn processor(who: UsageWho) -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
-/// The same of another process.
+/// Processor seconds of another process so far.
 fn processor_of(pid: i32) -> f64 {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
     // After its name, which may hold anything: fields 14 and 15 are user's and system's ticks.

@@ -22,14 +22,14 @@ use nix::sys::{
 };
 use serde_json::Value;
 
-/// Of a command, in seconds of the processor's time, as what else the machine does is no fault of it. These
-/// crates take several times that of a release where they are hardly optimized.
+/// The most that a command may take, in seconds of the processor's time, as what else the machine does is no
+/// fault of it. These crates take several times that of a release where they are hardly optimized.
 const SECONDS: u64 = if cfg!(debug_assertions) { 10 } else { 2 };
 /// After which a command that waits is given up.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of a command, in KiB.
+/// The most memory that a command may take, in KiB.
 const MEMORY: i64 = 256 << 10;
-/// Of what a command says: nobody reads more.
+/// The most text that a command may write: nobody reads more.
 const TEXT: usize = 64 << 10;
 /// Characters of a long word, and items of a long list.
 const MANY: usize = 4096;

@@ -24,7 +24,7 @@ const CHECKPOINT_EVERY: u64 = 3;
 /// Two live steps, two cached ones, and so on: generation 1 serves steps 2 and 3, the next one steps 6 and 7.
 const PERIODIC: [&str; 4] =
     ["cache.mode=periodic", "cache.interval.steps=4", "cache.live.steps=2", "cache.probe_samples=4"];
-/// The same, but generation 1 goes on serving, whatever the drift.
+/// Periodic phases in which generation 1 goes on serving, whatever the drift.
 const KEPT: [&str; 5] = [PERIODIC[0], PERIODIC[1], PERIODIC[2], PERIODIC[3], "cache.rebuild_above=1000.0"];
 
 /// Where rank 1 stands when something happens to it: in a live step, at the phase change, while it computes

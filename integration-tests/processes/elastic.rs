@@ -77,7 +77,7 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
     let goes = [2, 3].map(|rank| worker_of(second.pid(), rank).expect("it lives"));
 
     signal(second.pid() as i32, Signal::SIGTERM);
-    second.wait_for("this node leaves the run; the others train on");
+    second.wait_for("this node leaves the run; the others keep training");
     let (status, printed) = second.finish();
     assert_eq!(status.code(), Some(143), "{printed}");
     wait_until_gone(&goes);

@@ -56,7 +56,7 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
 struct Disk(PathBuf);
 
 impl Disk {
-    /// Of so many MiB; nothing, and a line that says so, where none can be had.
+    /// A disk of so many MiB; none, and a line that says so, where it cannot be had.
     fn at(place: PathBuf, mebibytes: u32) -> Option<Self> {
         fs::create_dir_all(&place).expect("a directory");
         let mut mount = Command::new("mount");

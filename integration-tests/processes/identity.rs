@@ -234,7 +234,7 @@ fn between_machines_tls_is_spoken_by_the_token_alone_and_who_has_another_learns_
     assert_eq!(code, Some(0), "{message}");
     let in_clear = format!("http://{endpoint}");
     let told = ask(&["status", "--endpoint", &in_clear], &shown);
-    refused(told, "this coordinator requires TLS from other machines, and this call was unencrypted");
+    refused(told, "this coordinator requires TLS from other machines, but this call was unencrypted");
     refused(ask(&["status", "--endpoint", &endpoint], &[]), "its identity cannot be verified: set COX_TOKEN");
     let (code, message) = ask(&["stop", "--endpoint", &endpoint], &shown);
     assert_eq!(code, Some(0), "{message}");

@@ -97,7 +97,7 @@ fn a_run_whose_machine_is_gone_with_its_disk_goes_on_from_its_bucket() {
     lose(&tiny, running);
 
     let mut running = bucket.launch(&tiny, &[]);
-    running.wait_for("downloaded the run after step 4 from its bucket");
+    running.wait_for("downloaded the run from its bucket, as it was after step 4");
     tiny.assert_undisturbed(running, "a machine that is gone");
     assert_eq!(read_json(&tiny.output().join("summary.json"))["first_step"], 4);
 
@@ -124,7 +124,7 @@ fn an_upload_that_is_cut_in_the_middle_leaves_the_checkpoint_before_it() {
     bucket.proxy.fail_writes(&[]);
 
     let mut running = bucket.launch(&tiny, &[]);
-    running.wait_for("downloaded the run after step 2 from its bucket");
+    running.wait_for("downloaded the run from its bucket, as it was after step 2");
     tiny.assert_undisturbed(running, "an upload that was cut");
     assert_eq!(bucket.steps().last(), Some(&6));
 }
@@ -138,7 +138,7 @@ fn of_two_launches_with_one_bucket_the_earlier_one_ends_and_says_why() {
     earlier.wait_for("checkpoint of step 2 is in");
     held.wait(&mut earlier);
     let mut later = bucket.launch(&second, &[]);
-    later.wait_for("downloaded the run after step 2 from its bucket");
+    later.wait_for("downloaded the run from its bucket, as it was after step 2");
     later.wait_for(" is in s3://runs/tiny");
     held.release();
     earlier.wait_for("another launch of this run has taken over s3://runs/tiny");
@@ -168,7 +168,7 @@ fn what_is_preempted_has_its_last_checkpoint_in_the_bucket() {
     let before = fs::read(tiny.output().join(&name)).expect("a checkpoint");
     fs::remove_dir_all(tiny.output()).expect("a disk");
     let mut running = bucket.launch(&tiny, &wide);
-    running.wait_for(&format!("downloaded the run after step {steps} from its bucket"));
+    running.wait_for(&format!("downloaded the run from its bucket, as it was after step {steps}"));
     assert!(fs::read(tiny.output().join(&name)).expect("it was brought") == before);
 }
 

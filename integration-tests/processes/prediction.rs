@@ -227,7 +227,7 @@ fn an_evaluation_that_would_find_nothing_is_told_beforehand() {
     };
     let without = check("data.holdout_episodes=[]");
     assert!(without.contains("0 held out: nothing will be evaluated"), "{without}");
-    assert!(without.contains("warning   eval.every is 10, and no sample is held out"), "{without}");
+    assert!(without.contains("warning   eval.every is 10, but no sample is held out"), "{without}");
     let with = check("data.holdout_episodes=[3]");
     assert!(!with.contains("nothing"), "{with}");
 }
@@ -271,7 +271,7 @@ fn run(case: &Case, model: &Path, output: &Path) -> Record {
         coxswain_tasks::TASKS,
     )
     .expect("a valid run");
-    let subject = Subject::read(&spec, shelf()).expect("readable");
+    let subject = Subject::from_spec(&spec, shelf()).expect("readable");
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let ask = Ask {
         micro_batch: spec.train.micro_batch as u64,

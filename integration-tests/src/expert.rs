@@ -123,7 +123,7 @@ impl Case {
             form: self.form(),
         };
         let lora = self.lora(shape);
-        (sensor, ActionExpert::register(layout, shape, Learning::of(lora.is_none(), lora.as_ref())))
+        (sensor, ActionExpert::register(layout, shape, Learning::new(lora.is_none(), lora.as_ref())))
     }
 }
 

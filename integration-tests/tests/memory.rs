@@ -170,7 +170,7 @@ fn steps_from_kept_features_take_less_by_what_they_skip_as_predicted() {
 
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let subject =
-        Subject::read(&spec, coxswain_models::families::shelf()).expect("a run that has just been done");
+        Subject::from_spec(&spec, coxswain_models::families::shelf()).expect("a run that has just been done");
     let ask = Ask { micro_batch: 16, world: 1, rank: 0, place: Place::Host { threads } };
     let (predicted, outlook) = (subject.predict(ask).peak() as f64, subject.cache(ask).expect("a cache"));
     assert!((predicted / live - 1.0).abs() < 0.1, "{predicted} predicted for live steps, {live} measured");
@@ -197,8 +197,8 @@ fn what_is_held_for_kept_features_is_what_was_predicted() {
         let row = row.expect("every category is there");
         let counted = row.measured.expect("it can be told apart");
         // What is on its way to the store is over when the run is.
-        let subject =
-            Subject::read(&spec, coxswain_models::families::shelf()).expect("a run that has just been done");
+        let subject = Subject::from_spec(&spec, coxswain_models::families::shelf())
+            .expect("a run that has just been done");
         let ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Host { threads: 1 } };
         let stored = subject.cache(ask).expect("a cache").store_bytes / subject.outline.frames;
         let on_their_way = if mode == "exact" { 3 * 4 * stored } else { 0 };

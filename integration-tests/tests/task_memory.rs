@@ -222,8 +222,8 @@ fn write_policy(dir: &Path) {
         &[("", "num_vlm_layers", number(6)), ("", "resize_imgs_with_padding", side)],
     );
     std::fs::remove_file(dir.join("policy/model.safetensors")).expect("copied");
-    let directory = PolicyDirectory::open(&dir.join("policy")).expect("it is read");
-    let config = SmolVlaConfig::of(&directory).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&dir.join("policy")).expect("it is read");
+    let config = SmolVlaConfig::from_directory(&directory).expect("it is read");
     let vlm = dir.join("vlm");
     let family = shelf::<Sizes>().joint.of(&vlm).expect("its own is read");
     let outline = family.outline(&vlm, config.within()).expect("a legal configuration");

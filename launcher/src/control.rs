@@ -47,7 +47,7 @@ pub struct Access {
     address: Address,
     /// On which a token for launchers is shown, and the coordinator is known by it.
     workers: Channel,
-    /// The same for people, where theirs is another one.
+    /// The channel on which a token for people is shown, where it is another one.
     people: Channel,
     credentials: Credentials,
     /// What to say where there is no answer.
@@ -87,7 +87,7 @@ impl Access {
         Ok(Self { address, workers, people, credentials: credentials.clone(), advice: None })
     }
 
-    /// The same; where there is no answer, this is printed instead of the network's error.
+    /// Prints this instead of the network's error where there is no answer.
     pub fn advising(self, advice: Option<&'static str>) -> Self {
         Self { advice, ..self }
     }
@@ -122,7 +122,7 @@ impl Access {
         self.try_look(call).await.map_err(|status| self.explain(&status))
     }
 
-    /// The same; what a refusal means is the caller's to say.
+    /// The answer to a question as [`look`](Self::look) gets it; what a refusal means is the caller's to say.
     pub async fn try_look<T, C>(&self, call: impl Fn(Control) -> C) -> Result<T, Status>
     where
         C: Future<Output = Result<Response<T>, Status>>,

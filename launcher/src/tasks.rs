@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the engine and of the task whose keys are in the reference.
+    /// The file of the bounds of the engine, and of the task whose keys are in the reference.
     const FILE: &str = "docs/reference/run-file.bounds.json";
 
     #[test]

@@ -27,12 +27,13 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     whole(open(path)?, limit)
 }
 
-/// The same as text. A mark of its byte order before it is no part of it.
+/// The text of a file that has at most `limit` bytes, as [`read`] reads them. A mark of its byte order before
+/// it is no part of it.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     text(read(path, limit)?)
 }
 
-/// The same of what a user names, who may have meant a pipe: `<(command)` in a shell.
+/// The text of a file that a user names, who may have meant a pipe: `<(command)` in a shell.
 pub fn read_piped_text(path: &Path, limit: u64) -> io::Result<String> {
     text(whole(File::open(path)?, limit)?)
 }

@@ -64,7 +64,7 @@ pub fn digest(spec: &RunSpec) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// The same without what may change where a run goes on: equal for all that a run has ever been.
+/// The digest without what may change where a run goes on: equal for all that a run has ever been.
 pub fn core_digest(spec: &RunSpec) -> String {
     let mut hasher = blake3::Hasher::new();
     let moves = spec.marks().base().filter(|_| spec.train.base_digest.is_some());

@@ -57,7 +57,7 @@ mod tests {
 
     type Link = fn(&Path, &Path) -> io::Result<()>;
 
-    /// Of a file system with links, and of one without.
+    /// How links are made on a file system that has them, and on one that has none.
     const LINKS: [Link; 2] =
         [|draft, path| fs::hard_link(draft, path), |_, _| Err(ErrorKind::Unsupported.into())];
 

@@ -29,7 +29,7 @@ pub enum Class {
     /// Where a task's pretrained model lies, which `train.base_digest` names by its content: another run,
     /// unless both runs know that name and it is the same. One key of a task at most.
     Base,
-    /// The same run, for this reason.
+    /// The run stays the one that it was, for this reason.
     Outside(&'static str),
 }
 
@@ -208,7 +208,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Of a whole document, whose task's keys have these marks.
+    /// The identity in a whole document, whose task's keys have these marks.
     pub(crate) fn from_document(document: &Map<String, Value>, task: &Marks) -> Self {
         let mut identity = Self { keys: BTreeMap::new(), marks: Marks::from_classes(ENGINE).and(task) };
         identity.take("", document);

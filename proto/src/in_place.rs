@@ -24,12 +24,12 @@ pub fn open_by(how: &mut OpenOptions, path: &Path) -> io::Result<File> {
     })
 }
 
-/// The same, to be written. What is there stays as it is.
+/// Opens a file to be written, unless a link is in its place. What is there stays as it is.
 pub fn open(path: &Path) -> io::Result<File> {
     open_by(OpenOptions::new().create(true).truncate(false).write(true), path)
 }
 
-/// The same, to be written at its end.
+/// Opens a file to be written at its end, unless a link is in its place.
 pub fn append(path: &Path) -> io::Result<File> {
     open_by(OpenOptions::new().create(true).append(true), path)
 }

@@ -69,7 +69,7 @@ pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is read for a caller, out of the journal, and of the core may each take one part in so many of a
 /// processor's time: of the two that a small machine has, all of it is less than a tenth.
 pub const READ_SHARE: u32 = 20;
-/// Of which a caller that has not read for a while may use so much at once.
+/// How much of [`READ_SHARE`] a caller that has not read for a while may use at once.
 pub const READ_CREDIT: Duration = Duration::from_millis(250);
 /// After which a reader that was refused is told to come again.
 pub const READ_PAUSE: Duration = Duration::from_secs(1);
@@ -123,7 +123,7 @@ pub const DISK_TIMEOUT: Duration = Duration::from_secs(20);
 pub const STILL_NAMED: Duration = Duration::from_secs(60);
 /// A rank that shows no sign of motion for this long is given up, whatever it may be waiting for.
 pub const STILL_TIMEOUT: Duration = Duration::from_secs(300);
-/// The same where most ranks stand still alike.
+/// How long a rank may show no sign of motion where most ranks stand still alike.
 pub const STILL_ALL_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A process is never expected to make itself known sooner than this after its start, however soon others
 /// have: pages of the program that one machine has in memory another reads from its disk.
@@ -176,8 +176,8 @@ pub const MAX_STEP_TIME: Duration = Duration::from_secs(24 * 60 * 60);
 pub const MAX_METRICS: usize = 256;
 /// Parts by which a task tells the error on held-out samples; more are not told.
 pub const MAX_PARTS: usize = 160;
-/// Of these, how many `status` shows of each rank: those of all ranks that it lists fit a message beside
-/// everything else.
+/// Parts that `status` shows of each rank: those of all ranks that it lists fit a message beside everything
+/// else.
 pub const MAX_RANK_METRICS: usize = 8;
 /// Bytes of a metric's name.
 pub const MAX_METRIC_NAME_BYTES: usize = 64;
@@ -240,7 +240,7 @@ pub const MAX_PICTURE_BYTES: u64 = 1 << 28;
 pub const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
 /// Bytes of what a worker process writes of its own steps (`COX_WITNESS`): 300,000 steps or so.
 pub const MAX_WITNESS_BYTES: u64 = 1 << 26;
-/// The same, of what a disk that is full has not taken yet.
+/// Bytes of what a worker process has written of its steps and a disk that is full has not taken yet.
 pub const MAX_UNWRITTEN_BYTES: usize = 1 << 20;
 /// Bytes of a checkpoint's manifest: a line for each rank of the largest world is 20 MiB.
 pub const MAX_MANIFEST_BYTES: u64 = 32 << 20;

@@ -39,7 +39,7 @@ pub struct Order {
     seed: u64,
     key: u64,
     len: u64,
-    /// Of a mixture; empty where there is one data set.
+    /// Shares of the data sets of a mixture; empty where there is one data set.
     shares: Vec<SetShare>,
 }
 
@@ -74,7 +74,7 @@ impl Order {
         Self { seed, key, len, shares: Vec::new() }
     }
 
-    /// The same of a mixture of sets, whose training samples are numbered one set after another, and of each
+    /// The order of a mixture of sets, whose training samples are numbered one set after another, and of each
     /// of which an epoch has its share; of one data set if there are no shares.
     pub fn of_sets(self, shares: Vec<SetShare>) -> Self {
         let len = if shares.is_empty() { self.len } else { shares.iter().map(|share| share.taken).sum() };

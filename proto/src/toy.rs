@@ -112,9 +112,9 @@ impl TaskSettings for Toy {
         f.at_least_one("head.width", self.head.width);
         f.learning_rate("head", self.optimizer.lr.head);
         let layers = spec.memory.offload == Offload::Layers;
-        f.require(!layers, "memory.offload", "is `layers`, and nothing is frozen", "remove it");
+        f.require(!layers, "memory.offload", "is `layers`, but nothing is frozen", "remove it");
         let table = spec.memory.offload == Offload::Embedding;
-        f.require(!table, "memory.offload", "is `embedding`, and there is no table of tokens", "remove it");
+        f.require(!table, "memory.offload", "is `embedding`, but there is no table of tokens", "remove it");
     }
 }
 

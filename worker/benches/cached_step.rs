@@ -150,7 +150,7 @@ struct Bench<'a> {
     spec: &'a RunSpec,
     /// The group that rests in cached steps.
     resting: Option<Group>,
-    /// Of live steps and of cached ones.
+    /// Times of live steps and of cached ones.
     times: [Vec<Times>; 2],
     /// The most that one of them took beyond what was there before it, in bytes.
     peaks: [u64; 2],

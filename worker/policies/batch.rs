@@ -28,7 +28,7 @@ pub struct Training<'b> {
 /// Actions on their way along the flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Draws<'d> {
-    /// Of each sample, `[b]`.
+    /// Each sample's time, `[b]`.
     pub times: &'d [f32],
     /// `[b, chunk, padded]`.
     pub noisy: &'d [f32],

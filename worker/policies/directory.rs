@@ -23,9 +23,9 @@ use serde_json::Value;
 pub const TYPES: [&str; 3] = [SMOLVLA, PI0, PI05];
 /// Types, as `config.json` names them.
 pub const SMOLVLA: &str = "smolvla";
-/// The same.
+/// The type of pi0, as `config.json` names it.
 pub const PI0: &str = "pi0";
-/// The same.
+/// The type of pi0.5, as `config.json` names it.
 pub const PI05: &str = "pi05";
 /// What normalisation is refused without, in older directories.
 const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
@@ -44,11 +44,11 @@ pub struct PolicyDirectory {
 /// A feature of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feature {
-    /// Its name in samples.
+    /// The feature's name in samples.
     pub name: String,
     /// `VISUAL`, `STATE` or `ACTION`.
     pub kind: String,
-    /// Its shape.
+    /// The feature's shape.
     pub shape: Vec<usize>,
 }
 
@@ -57,7 +57,7 @@ pub struct Feature {
 pub struct Step {
     /// `registry_name`.
     pub name: String,
-    /// Its keys.
+    /// The step's keys.
     pub config: Value,
     /// The file of its tensors.
     pub state_file: Option<String>,
@@ -80,7 +80,7 @@ pub fn is_policy(dir: &Path) -> bool {
 
 impl PolicyDirectory {
     /// Reads `config.json`; refuses a `type` that is not read, with those that are.
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let (path, json) = config_file::read(dir)?;
         let directory = Self { dir: dir.into(), path, json };
         let fields = directory.fields()?;
@@ -95,12 +95,12 @@ impl PolicyDirectory {
         Ok(directory)
     }
 
-    /// Its `type`.
+    /// The policy's `type`.
     pub fn kind(&self) -> &str {
         self.json.get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Its fields.
+    /// Fields of `config.json`.
     pub fn fields(&self) -> Result<Fields<'_>, ModelError> {
         Fields::new(&self.path, &self.json)
     }

@@ -29,7 +29,7 @@ pub(crate) struct SuffixRows<B: ModelBackend> {
 }
 
 impl<B: Tape<Base = B>> SampleRows<B> {
-    /// Of a training pass over chunks of so many actions.
+    /// Rows of a training pass over chunks of so many actions.
     pub fn new(of: DropoutKeys<'_>, prompts: Prompts<'_>, chunk: usize, device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);
         let word = |&sample: &u64| sample_word(of.seed, of.step, sample);

@@ -27,7 +27,7 @@ use super::directory::{Feature, PolicyDirectory};
 
 /// Both processors.
 pub const PROCESSORS: [&str; 2] = ["policy_preprocessor.json", "policy_postprocessor.json"];
-/// Of another training.
+/// The configuration of another training, which is not left beside the export.
 const LEFT: &str = "train_config.json";
 
 /// Statistics of features, each by its name: `mean`, `std`, `min`, `max`, `q01`, `q99`.
@@ -44,13 +44,13 @@ pub struct Export<'e> {
     pub plan: Option<&'e LoraPlan>,
     /// What trained.
     pub layout: &'e TrainableLayout,
-    /// Its values.
+    /// Values of what trained.
     pub values: &'e [f32],
     /// What the policy sees.
     pub inputs: &'e [Feature],
     /// What it gives.
     pub outputs: &'e [Feature],
-    /// Of the data set.
+    /// Statistics of the data set.
     pub statistics: &'e Statistics,
     /// Which of its features is which of the policy's, where names differ.
     pub renamed: &'e BTreeMap<String, String>,
@@ -71,8 +71,8 @@ impl Rounding {
         if off == 0.0 { 0.0 } else { (off / size).sqrt() }
     }
 
-    /// Of what trained in full, as a directory has it now.
-    fn of(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
+    /// Measures what trained in full against what a directory has of it now.
+    fn measure(dir: &Path, Export { rules, layout, values, .. }: Export<'_>) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(dir, rules)?;
         let mut rounding = Self::default();
         for param in layout.params().iter().filter(|param| checkpoint.contains(&param.name)) {
@@ -124,7 +124,7 @@ pub fn write(out: &Path, export: Export<'_>) -> Result<Rounding, ModelError> {
     };
     let written = write_merged(&directory.dir, &staged, trained)
         .and_then(|()| beside_weights(&staged, export))
-        .and_then(|()| Rounding::of(&staged, export))
+        .and_then(|()| Rounding::measure(&staged, export))
         .and_then(|rounding| replaced().map(|()| rounding).map_err(unwritten(out)));
     // The first error is the one to report.
     let _ = fs::remove_dir_all(if written.is_ok() { &old } else { &staged });

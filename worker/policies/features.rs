@@ -28,7 +28,11 @@ pub(crate) struct PolicyFeatures {
 
 impl PolicyFeatures {
     /// Those of a directory, checked, whose key of sampling's steps is `steps`.
-    pub fn of(directory: &PolicyDirectory, steps: &str, counts_padding: bool) -> Result<Self, ModelError> {
+    pub fn from_directory(
+        directory: &PolicyDirectory,
+        steps: &str,
+        counts_padding: bool,
+    ) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         let [inputs, outputs] = ["input_features", "output_features"].map(|key| directory.features(key));
         let (inputs, outputs) = (inputs?, outputs?);
@@ -74,7 +78,7 @@ impl PolicyFeatures {
             [("max_state_dim", self.state, self.padded[0]), ("max_action_dim", self.action, self.padded[1])]
         {
             if found > most {
-                return Err(fields.error(key, format!("{most}, and the feature has {found} values")));
+                return Err(fields.error(key, format!("{most}, but the feature has {found} values")));
             }
         }
         if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {

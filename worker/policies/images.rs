@@ -54,7 +54,7 @@ pub fn letterbox(picture: Planes<'_>, side: usize, alignment: Alignment) -> Vec<
     out
 }
 
-/// Of each place of `to`, the two places of `from` that it lies between, and how much of each.
+/// The two places of `from` that each place of `to` lies between, and how much of each.
 fn taps(from: usize, to: usize) -> Vec<[(usize, f32); 2]> {
     let scale = from as f32 / to as f32;
     let tap = |place: usize| {

@@ -8,7 +8,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::run_spec::Recompute;
 
-/// Of a segment its graph, or its inputs.
+/// A segment's graph, or its inputs.
 pub(crate) enum KeptSegment<'a, B: Tape<Base = B>> {
     Graph(RecordedSegment<'a, B>),
     Inputs(Vec<Input<B>>),
@@ -32,7 +32,7 @@ impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
         (segment.run(&params, &values), Self::Inputs(inputs))
     }
 
-    /// Its graph, once more if it was not kept.
+    /// The segment's graph, recorded again if it was not kept.
     pub fn again(
         self,
         segment: &impl Segment<B>,

@@ -40,14 +40,14 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Checks a directory's configuration and processors.
-    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+    pub fn from_directory(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         match directory.kind() {
             SMOLVLA => {
-                let config = smolvla::SmolVlaConfig::of(directory)?;
+                let config = smolvla::SmolVlaConfig::from_directory(directory)?;
                 smolvla::SmolVlaConfig::check_processors(directory)?;
                 Ok(Self::SmolVla(config))
             }
-            _ => pi::PiConfig::of(directory).map(Self::Pi),
+            _ => pi::PiConfig::from_directory(directory).map(Self::Pi),
         }
     }
 
@@ -77,7 +77,7 @@ impl PolicyKind {
             return Ok(outline);
         }
         let problem =
-            format!("{image:?}, and the vision tower of {} takes {side} by {side}", backbone.display());
+            format!("{image:?}, but the vision tower of {} takes {side} by {side}", backbone.display());
         Err(ModelError::Config { path: directory.path.clone(), field: field.into(), problem })
     }
 
@@ -179,7 +179,7 @@ impl PolicyKind {
             Self::SmolVla(config) => (line as Wording, config.most_tokens),
             Self::Pi(config) => config.wording(),
         };
-        Ok(Box::new(PolicyPrompts::open(backbone, vlm, wording, most, form)?))
+        Ok(Box::new(PolicyPrompts::from_backbone(backbone, vlm, wording, most, form)?))
     }
 
     /// About how many tokens a prompt has beside its task, with so many values of a state, at most.

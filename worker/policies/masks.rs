@@ -12,13 +12,13 @@ pub(crate) struct StateMasks<B: ModelBackend> {
     /// The prefix and the state, `[b, 1, 1, s + 1]`: what the state's token sees, and what actions see in a
     /// layer that does not attend jointly.
     pub state: Tensor<B, 4>,
-    /// The same and actions, `[b, 1, c, s + 1 + c]` if an action sees those up to itself; `[b, 1, 1, s + 1 +
-    /// c]` if it sees all.
+    /// The prefix, the state and actions, `[b, 1, c, s + 1 + c]` if an action sees those up to itself; `[b,
+    /// 1, 1, s + 1 + c]` if it sees all.
     pub joint: Tensor<B, 4>,
 }
 
 impl<B: ModelBackend> StateMasks<B> {
-    /// Of prefixes that are these ranges of `seq` tokens, before `chunk` actions.
+    /// Masks of prefixes that are these ranges of `seq` tokens, before `chunk` actions.
     pub fn new(valid: &[Range<u32>], [seq, chunk]: [usize; 2], causal: bool, device: &B::Device) -> Self {
         let state = key_mask(valid, [seq, 1], device);
         if !causal {

@@ -28,7 +28,7 @@ pub(crate) enum Side {
 /// A feature, as processors name it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NormalizedFeature<'f> {
-    /// Its name.
+    /// The feature's name.
     pub name: &'f str,
     /// `STATE` or `ACTION`.
     pub kind: &'f str,
@@ -47,7 +47,7 @@ pub(crate) enum Normalizer {
 
 impl Normalizer {
     /// That of a feature on this side of a policy; none where values go as they are.
-    pub fn of(
+    pub fn for_feature(
         directory: &PolicyDirectory,
         side: Side,
         feature: NormalizedFeature<'_>,
@@ -71,7 +71,7 @@ impl Normalizer {
         let [first, second] = match found {
             [Ok(first), Ok(second)] => [first, second],
             [Err(key), _] | [_, Err(key)] => {
-                return wrong(format!("has statistics, and {key} is not among them; write them anew"));
+                return wrong(format!("has statistics, but not {key}; export the policy again"));
             }
         };
         if [first.len(), second.len()] != [width; 2] {

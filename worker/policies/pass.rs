@@ -74,9 +74,9 @@ pub fn run<B: Tape<Base = B>>(
     device: &B::Device,
 ) -> Result<(), ModelError> {
     pool::join();
-    let inputs = &PassInputs::read(job.inputs)?;
+    let inputs = &PassInputs::from_file(job.inputs)?;
     let PolicyFiles { directory, backbone, dtype } = job.files;
-    let kind = PolicyKind::of(directory)?;
+    let kind = PolicyKind::from_directory(directory)?;
     let outline = kind.outline(directory, backbone, models)?;
     let tuned = kind.tuned(directory, &outline, TuningSettings::default())?;
     let mut layout = TrainableLayout::default();
@@ -96,7 +96,7 @@ pub fn run<B: Tape<Base = B>>(
     run_through(job, inputs, of)
 }
 
-/// The same through a policy that is there.
+/// Samples as [`run`] does, through a policy that is loaded.
 pub(crate) fn run_through<B: Tape<Base = B>>(
     job: PassJob<'_>,
     inputs: &PassInputs,
@@ -180,7 +180,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
 
     fn normalizer(&self, side: Side, [name, kind]: [&str; 2]) -> Result<Option<Normalizer>, ModelError> {
         let width = if kind == STATE[1] { self.sizes.state } else { self.sizes.action };
-        Normalizer::of(self.files.directory, side, NormalizedFeature { name, kind, width })
+        Normalizer::for_feature(self.files.directory, side, NormalizedFeature { name, kind, width })
     }
 
     fn normalized(&self, feature: [&str; 2], values: &[f32]) -> Result<Vec<f32>, ModelError> {

@@ -31,13 +31,13 @@ type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 pub struct PassInputs {
     path: PathBuf,
     tensors: NamedTensors,
-    /// Of each row.
+    /// Each row's task.
     pub tasks: Vec<String>,
 }
 
 impl PassInputs {
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
+    pub fn from_file(path: &Path) -> Result<Self, ModelError> {
         let source = |source| ModelError::Io { path: path.into(), source, remedy: "name a safetensors file" };
         let bytes = bounded::read(path, MAX_METADATA_BYTES).map_err(source)?;
         let garbled = |error: safetensors::SafeTensorError| ModelError::Safetensors {

@@ -36,7 +36,7 @@ pub(crate) struct PrefixPass<'a, 'o, B: Tape<Base = B>> {
     pub device: &'a B::Device,
     /// What embeddings and features are multiplied by.
     pub scale: f32,
-    /// Its tokens, as adapters drop of them.
+    /// Rows of the prefix's tokens, as dropout of adapters knows them.
     pub dropout: Option<DropoutRows<B>>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Prefix<'a, B: Tape<Base = B>> {
     pub seq: usize,
     /// The first layer that trains, or has something below it that does.
     first: usize,
-    /// Of the layers from there on.
+    /// Segments of the layers from there on.
     kept: Vec<KeptSegment<'a, B>>,
     embedding: Option<Embedding<'a, B>>,
     context: PrefixContext<B>,

@@ -41,7 +41,7 @@ pub(crate) struct PolicyPrompts {
 
 impl PolicyPrompts {
     /// With the tokenizer in `backbone`, keeping at most so many tokens of a text.
-    pub fn open(
+    pub fn from_backbone(
         backbone: &Path,
         outline: &JointOutline,
         wording: Wording,

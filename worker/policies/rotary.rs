@@ -18,7 +18,7 @@ const UNSEEN: f32 = -1e30;
 pub(crate) struct Rotary<B: ModelBackend>([Tensor<B, 3>; 2]);
 
 impl<B: ModelBackend> Rotary<B> {
-    /// Of tokens at these positions, `[b, s]`, in heads of `head_dim`.
+    /// Angles of tokens at these positions, `[b, s]`, in heads of `head_dim`.
     pub fn new(positions: &[u32], batch: usize, head_dim: usize, device: &B::Device) -> Self {
         let half = head_dim / 2;
         let shape = [batch, positions.len() / batch.max(1), head_dim];

@@ -65,7 +65,7 @@ impl<B: Tape<Base = B>> StateLayer<'_, B> {
     }
 
     /// Keys and values of prefix and state as the actions read them.
-    pub fn read<T: Tape<Base = B>>(
+    pub fn keys_values<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,
         known: [Tensor<T, 4>; 2],
@@ -78,7 +78,7 @@ impl<B: Tape<Base = B>> StateLayer<'_, B> {
         self.expert.keys_values(params, rows, batch)
     }
 
-    /// Actions `[b * c, e]` through the layer, given what they [`read`](Self::read).
+    /// Actions `[b * c, e]` through the layer, given the [keys and values](Self::keys_values) that they read.
     pub fn actions<T: Tape<Base = B>>(
         &self,
         params: &ParamScope<'_, T>,

@@ -134,7 +134,7 @@ impl<B: Tape<Base = B>> Suffix<B> for StateSuffix<B> {
         let (layer, rows) = (self.layer(at), at.rows);
         let (next, keys_values) =
             params.reading(rows.map(|rows| &rows.state), || layer.state(params, at.context, known, s_bd));
-        (next, params.reading(rows.map(|rows| &rows.known), || layer.read(params, keys_values)))
+        (next, params.reading(rows.map(|rows| &rows.known), || layer.keys_values(params, keys_values)))
     }
 
     fn act<T: Tape<Base = B>>(

@@ -33,7 +33,7 @@ pub(crate) trait Suffix<B: Tape<Base = B>>: 'static {
         1.0
     }
 
-    /// Of such a prefix.
+    /// The context of such a prefix.
     fn context(&self, prefix: &Prefix<'_, B>, device: &B::Device) -> Self::Context;
 
     /// What leads, `[b, w]`.

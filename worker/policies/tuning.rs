@@ -38,7 +38,7 @@ pub struct TuningSettings<'s> {
 
 /// What of a policy can train.
 pub(crate) struct TrainableParts<'p> {
-    /// Its modules.
+    /// The policy's modules.
     pub modules: Vec<Module>,
     /// What names mean.
     pub rules: Rules,
@@ -67,7 +67,7 @@ impl TrainableParts<'_> {
         if lora.is_some_and(|lora| lora.bias == Bias::All) {
             return refuse(
                 "lora.bias",
-                "is `all`, but those of the vision tower cannot be trained here".into(),
+                "is `all`, but biases of the vision tower cannot be trained here".into(),
             );
         }
         let plan = tuned.trains().lora;

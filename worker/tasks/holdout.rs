@@ -15,8 +15,8 @@ pub struct Holdout {
 }
 
 impl Holdout {
-    /// Of so many samples, `data.holdout_every` of the run file; refused if none is left. `one` is what a
-    /// sample is called, and `remedy` how to bring some.
+    /// A split of so many samples by `data.holdout_every` of the run file; refused if none is left. `one` is
+    /// what a sample is called, and `remedy` how to bring some.
     pub fn new(path: &Path, one: &str, remedy: &str, count: u64, every: u64) -> Result<Self, DataError> {
         let training = Arc::new(training(count, every));
         if training.is_empty() {
@@ -27,7 +27,7 @@ impl Holdout {
         Ok(Self { count, every, training, left_out: BTreeSet::new() })
     }
 
-    /// The same without some samples, which are not all of them.
+    /// This split without some samples, which are not all of them.
     pub fn without(self, left_out: &[u64]) -> Self {
         if left_out.is_empty() {
             return self;

@@ -58,7 +58,7 @@ pub fn on_cpu() -> Vec<&'static dyn TaskOn<Flex>> {
     on_cpu_with(Shelves::default())
 }
 
-/// The same with the models of another program.
+/// All tasks on the CPU with the models of another program.
 pub fn on_cpu_with(models: Shelves<Flex>) -> Vec<&'static dyn TaskOn<Flex>> {
     on(models)
 }

@@ -38,14 +38,14 @@ pub const ADAPTER: [Artifact; 2] = [
     Artifact { path: "adapter/adapter_config.json", what: "PEFT configuration of the adapter" },
     Artifact { path: "adapter/adapter_model.safetensors", what: "LoRA weights under PEFT's names" },
 ];
-/// Of a PEFT directory.
+/// Files of a PEFT directory.
 const PEFT: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// What a layout's names of adapter tensors begin with, which are PEFT's.
 const OF_ADAPTERS: &str = "base_model.model.";
 /// What a checkpoint's names of tensors that may train begin with.
 const OF_MODEL: [&str; 4] = ["model.", "lm_head.", "encoder.", "decoder."];
 
-/// Of a section `lora`, what means the model of these modules.
+/// The part of a section `lora` that means the model of these modules.
 type OfModel<'a> = dyn Fn(&[Module]) -> Result<Option<Lora>, LoraError> + 'a;
 
 /// What of the pretrained model a run trains, as its run file says.

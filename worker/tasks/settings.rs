@@ -51,13 +51,13 @@ pub fn check_texts(spec: &RunSpec, samples: &str, f: &mut Findings) {
     f.require(
         spec.data.holdout_episodes.is_empty(),
         "data.holdout_episodes",
-        format_args!("is given, and {samples} have no episodes"),
+        format_args!("is given, but {samples} have no episodes"),
         "use `data.holdout_every`",
     );
     f.require(
         spec.cache.mode == CacheMode::Off,
         "cache.mode",
-        "is not `off`, and this task caches no features",
+        "is not `off`, but this task caches no features",
         "remove it",
     );
 }

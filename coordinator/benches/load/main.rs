@@ -135,7 +135,7 @@ struct Stage {
     plan: Plan,
     times: Arc<Times>,
     ready: Arc<Barrier>,
-    /// Of those that are played.
+    /// Barrier at which all that are played meet when they have ended.
     done: Arc<Barrier>,
 }
 

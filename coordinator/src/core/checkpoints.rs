@@ -31,7 +31,7 @@ pub struct CheckpointEntry {
     pub step: Step,
     /// Relative to the output directory.
     pub path: String,
-    /// Of the whole.
+    /// Bytes of the whole checkpoint.
     pub bytes: Bytes,
     /// Whether there is one.
     pub state: CheckpointState,
@@ -45,7 +45,7 @@ impl Checkpoints {
         Self { entries, keep: keep.max(1), skipped: BTreeMap::new() }
     }
 
-    /// The same, where these are the steps of which they say that they were left out.
+    /// Adds the steps of which these checkpoints say that they were left out.
     pub fn saying(self, skipped: BTreeMap<Step, Skip>) -> Self {
         Self { skipped, ..self }
     }

@@ -315,7 +315,7 @@ pub struct Beat {
     pub in_phase: Duration,
     /// Trainer waits for us, for as long as it is still.
     pub waits: bool,
-    /// Of phases that it has been through, the longest time between two signs of motion.
+    /// The longest time between two signs of motion in each phase that the worker has been through.
     pub paces: Vec<(WorkerPhase, Duration)>,
 }
 
@@ -328,7 +328,7 @@ pub struct CheckpointReport {
     pub state: CheckpointState,
     /// Relative to the output directory.
     pub path: String,
-    /// Of the whole.
+    /// Bytes of the whole checkpoint.
     pub bytes: Bytes,
 }
 

@@ -39,7 +39,7 @@ pub struct Lease {
     pub end: Step,
     /// Which slice.
     pub slice: Rank,
-    /// Of how many.
+    /// How many slices there are.
     pub slices: u32,
     /// Where all of the steps take their features from.
     pub cache_phase: LeaseCachePhase,

@@ -174,7 +174,7 @@ impl StepLedger {
         }
     }
 
-    /// The same, of steps without the positions that are left out.
+    /// Leaves these positions out of every step.
     pub fn without(self, left_out: LeftOut) -> Self {
         Self { left_out, ..self }
     }

@@ -80,7 +80,7 @@ pub struct Motion {
     pub began: Timestamp,
     /// When to look next.
     pub look_at: Timestamp,
-    /// Of phases that a rank has been through: the longest time between two signs of motion.
+    /// The longest time between two signs of motion in each phase that a rank has been through.
     longest: BTreeMap<WorkerPhase, Duration>,
 }
 

@@ -65,7 +65,7 @@ pub struct GatheringPhase {
 }
 
 impl GatheringPhase {
-    /// Of a run that begins.
+    /// Gathering for a run that begins.
     pub fn new(deadline: Timestamp) -> Self {
         Self {
             deadline,

@@ -95,8 +95,8 @@ impl Quarantine {
         self.tried(failed, workers, limits::SAMPLE_TRIES.min(workers.max(1) as usize))
     }
 
-    /// The same where the process ended that read the sample. It may have been another's doing, so a worker
-    /// that is alone tries it again in its next life.
+    /// Takes in a failure in which the process ended that read the sample. It may have been another's doing,
+    /// so a worker that is alone tries it again in its next life.
     pub fn killed(&mut self, killed: Try, workers: u32) -> Option<SampleVerdict> {
         self.tried(killed, workers, limits::SAMPLE_TRIES)
     }

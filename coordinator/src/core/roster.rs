@@ -29,7 +29,7 @@ pub struct Roster {
     states: Vec<SlotState>,
     slots: HashMap<WorkerId, Slot>,
     counts: Counts,
-    /// Of this life of the coordinator.
+    /// The first id of this life of the coordinator.
     first_id: u64,
     next_id: u64,
 }

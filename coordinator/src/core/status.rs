@@ -77,7 +77,7 @@ pub struct Workers {
     pub wanted: u32,
     /// Those that are there.
     pub present: u32,
-    /// Of these, those that wait while others have ranks.
+    /// Present workers that wait while others have ranks.
     pub spare: u32,
 }
 

@@ -32,7 +32,7 @@ use coxswain_proto::{
 
 /// Steps of a window: as many as may pass until a rank is named.
 const WINDOW: usize = 20;
-/// Of these, how many must be slow.
+/// How many steps of a window must be slow.
 const ENOUGH: usize = 12;
 /// Slowness of a step that counts: half-way from 1 to 1.3, in the logarithm.
 const COUNTS: f64 = 1.14;
@@ -125,7 +125,7 @@ struct Row {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct RankWatch {
-    /// Of the newest compared steps, those in which it was slow enough to count.
+    /// How many of the newest compared steps it was slow enough in to count.
     counted: u32,
     slow: Option<Slowness>,
     /// Steps since it was named.
@@ -294,7 +294,7 @@ struct OfOthers {
 }
 
 impl OfOthers {
-    /// Of two ranks at least.
+    /// Medians of a row of two ranks at least.
     fn from_row(row: &[Work], value: fn(&Work) -> f64) -> Self {
         let mut values: Vec<f64> = row.iter().map(value).collect();
         let place = values.len().saturating_sub(2) / 2;

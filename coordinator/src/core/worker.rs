@@ -167,7 +167,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Of one worker.
+    /// Counts of one worker alone.
     pub fn from_worker(worker: &Worker) -> Self {
         let present = worker.gone.is_none();
         Self {

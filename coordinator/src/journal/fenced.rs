@@ -16,8 +16,7 @@ pub struct Fence<J> {
 }
 
 impl<J> Fence<J> {
-    /// Of the coordinator with the claim of this number, which asks whether somebody else has the role by
-    /// now.
+    /// A journal behind the claim of this number, which asks whether another coordinator has the role by now.
     pub fn new(journal: J, number: u64, is_lost: impl Fn() -> bool + Send + 'static) -> Self {
         Self { journal, number, is_lost: Box::new(is_lost) }
     }

@@ -23,8 +23,8 @@ pub(super) fn is_missing(error: &redb::Error) -> bool {
     matches!(error, redb::Error::Io(error) if is_full(error))
 }
 
-/// The same, of any file. A file system that its kernel has made read-only after a fault of the disk, or that
-/// is mounted so for a while, is mended in place as a full one is.
+/// Whether an error of any file says that there is no room. A file system that its kernel has made read-only
+/// after a fault of the disk, or that is mounted so for a while, is mended in place as a full one is.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | ReadOnlyFilesystem)

@@ -38,7 +38,7 @@ use tracing_subscriber::{
 pub struct Human {
     /// The first line follows the date, too, not only that of another day.
     dated: bool,
-    /// Of the last line.
+    /// The date of the last line.
     day: Mutex<Option<Date>>,
 }
 

@@ -32,7 +32,7 @@ use crate::{pace::Peer, standing::Standing};
 
 /// What needs no token.
 const OPEN: &str = "/grpc.health.v1.Health/Check";
-/// Of every version.
+/// Beginning of the paths of reflection, in every version.
 const REFLECTION: &str = "/grpc.reflection.";
 /// The service of launchers and workers.
 const WORKERS: &str = "/coxswain.v1.Coordinator/";
@@ -63,7 +63,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Of a connection on which this was shown.
+    /// The standing of a connection on which this grant was shown.
     fn standing(&self) -> Standing {
         let may = |wanted| self.scopes.iter().any(|scope| scope.grants(wanted));
         match may(Scope::Worker) || may(Scope::Control) {
@@ -108,7 +108,7 @@ impl Guard {
         };
         if shown.caller.is_some_and(|caller| !caller.is_private) {
             return Err(Status::unauthenticated(
-                "this coordinator requires TLS from other machines, and this call was unencrypted: use a \
+                "this coordinator requires TLS from other machines, but this call was unencrypted: use a \
                  cox that has TLS (`--features tls`, and no --plaintext or http://); replace any token \
                  that was sent, because it may have been read",
             ));

@@ -31,7 +31,7 @@ impl TryFrom<v1::ReportCacheRequest> for Ask {
 
 fn report(wire: v1::CacheReport) -> FieldResult<CacheReport> {
     if wire.generation == 0 {
-        return Err(FieldError::new("generation", "is 0, and generations of the cache count from 1"));
+        return Err(FieldError::new("generation", "is 0, but generations of the cache count from 1"));
     }
     if wire.stored > wire.total {
         let problem = format!("is {}, but there are only {} samples", wire.stored, wire.total);
@@ -172,7 +172,7 @@ mod tests {
         let none = v1::CacheReport::default();
         assert_eq!(
             asked(none).unwrap_err(),
-            "report.generation: is 0, and generations of the cache count from 1"
+            "report.generation: is 0, but generations of the cache count from 1"
         );
         let surplus = v1::CacheReport { generation: 1, stored: 5, total: 4, ..Default::default() };
         assert_eq!(asked(surplus).unwrap_err(), "report.stored: is 5, but there are only 4 samples");

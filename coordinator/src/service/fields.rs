@@ -22,7 +22,7 @@ impl FieldError {
         Self { field: field.into(), problem: problem.into() }
     }
 
-    /// The same error, seen from a message that contains this one.
+    /// This error as seen from a message that contains this one.
     pub fn below(self, field: impl std::fmt::Display) -> Self {
         Self { field: format!("{field}.{}", self.field), ..self }
     }
@@ -56,7 +56,7 @@ pub fn name(field: &str, name: String) -> FieldResult<String> {
     up_to(MAX_NAME_BYTES, field, name)
 }
 
-/// The same of a host or a device, of which status tells one for every rank.
+/// A host's or a device's name, of which status tells one for every rank.
 pub fn short_name(field: &str, name: String) -> FieldResult<String> {
     up_to(MAX_SHORT_NAME_BYTES, field, name)
 }

@@ -49,7 +49,7 @@ fn wants_plain(asked: &HeaderMap) -> bool {
     takes("text/plain") && !takes("application/openmetrics-text")
 }
 
-/// The same in Prometheus' text format 0.0.4, which describes a counter by the name of its samples and has
+/// Metrics in Prometheus' text format 0.0.4, which describes a counter by the name of its samples and has
 /// neither units nor an end.
 fn plain(open_metrics: &str) -> String {
     let lines: Vec<_> = open_metrics.lines().collect();

@@ -68,11 +68,11 @@ impl ReadKind {
 /// Who reads.
 #[derive(Clone)]
 pub struct ReadCaller {
-    /// The same for all calls with one token.
+    /// A number for the caller, the same for all calls with one token.
     pub caller: u64,
     /// It may start and end workers.
     pub is_launcher: bool,
-    /// Its connection.
+    /// The caller's connection.
     pub peer: Option<Arc<Peer>>,
 }
 

@@ -95,7 +95,7 @@ async fn cache_phases_come_with_leases_wait_for_their_drift_and_outlive_the_coor
     let refused = report(&mut worker, v1::CacheReport::default()).await.unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
-        (Code::InvalidArgument, "report.generation: is 0, and generations of the cache count from 1")
+        (Code::InvalidArgument, "report.generation: is 0, but generations of the cache count from 1")
     );
 }
 

@@ -53,7 +53,7 @@ fn add(graph: &mut Graph, from: &Path, to: &Path, why: impl Fn() -> String) {
     }
 }
 
-/// The same without the uses that are only a parent's `mod child;`.
+/// A graph without the uses that are only a parent's `mod child;`.
 pub fn without_declarations(graph: &Graph) -> Graph {
     let imports = |uses: &BTreeMap<PathBuf, String>| {
         let imports = uses.iter().filter(|(_, why)| !why.starts_with(DECLARATION));

@@ -76,7 +76,7 @@ fn definitions(sources: &Sources) -> BTreeMap<String, Vec<&Path>> {
     defined
 }
 
-/// Of several files, the one with the longest way in common with `to`.
+/// The file with the longest way in common with `to`.
 fn nearest<'a>(files: &[&'a Path], to: &Path) -> &'a Path {
     let common = |file: &Path| {
         let same = file.components().zip(to.components()).take_while(|(a, b)| a == b).count();

@@ -34,12 +34,12 @@ const SPARE: usize = 50;
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
     ("coordinator", 13_800),
-    ("launcher", 16_910),
+    ("launcher", 16_930),
     ("proto/identity", 1510),
     ("proto", 4890),
     ("worker/burn", 10),
     ("worker/cuda", 1920),
-    ("worker/data", 4320),
+    ("worker/data", 4340),
     ("worker/feature_store", 2340),
     ("worker/models", 4660),
     ("worker/models/families/paligemma", 70),
@@ -106,8 +106,8 @@ const CIRCLES: &[(&str, usize)] = &[
     ("worker/tasks", 0),
     ("worker/video/src", 0),
 ];
-/// The same where a parent counts as a user of each child it declares: a child may then not import what its
-/// parent's file defines.
+/// Folders with the files in circles where a parent counts as a user of each child it declares: a child may
+/// then not import what its parent's file defines.
 const CIRCLES_WITH_PARENTS: &[(&str, usize)] = &[
     ("coordinator/src", 0),
     ("launcher/src", 0),
@@ -340,7 +340,7 @@ fn every_folder_keeps_to_its_budget_of_lines() {
 /// What the production code of the workspace is like.
 #[derive(Default)]
 struct Facts {
-    /// Of production code, by file.
+    /// Lines of production code, by file.
     lines: BTreeMap<PathBuf, usize>,
     graphs: Vec<Graph>,
     fields: Vec<Size>,

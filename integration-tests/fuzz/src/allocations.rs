@@ -21,12 +21,12 @@ pub(crate) fn most_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, usize::try_from(MOST.get() - before).unwrap_or(0))
 }
 
-/// The same of all threads, counted from the first call of [`most_of_all_during`] on.
+/// Whether bytes of all threads are counted, from the first call of [`most_of_all_during`] on.
 static ALL: AtomicBool = AtomicBool::new(false);
 static ALL_HELD: AtomicIsize = AtomicIsize::new(0);
 static ALL_MOST: AtomicIsize = AtomicIsize::new(0);
 
-/// The same of all threads of the process.
+/// Runs `work`; with its result, the most bytes that all threads of the process held at once.
 pub(crate) fn most_of_all_during<T>(work: impl FnOnce() -> T) -> (T, usize) {
     ALL.store(true, Relaxed);
     let before = ALL_HELD.load(Relaxed);

@@ -21,7 +21,7 @@ extern "C" fn __sanitizer_cov_8bit_counters_init(begin: *mut u8, end: *mut u8) {
 pub(crate) struct Coverage {
     /// As they were after the last input.
     counts: Vec<u8>,
-    /// Of each edge, a bit for each class of counts that it was met with.
+    /// Classes of counts that each edge was met with, a bit for each.
     met: Vec<u8>,
 }
 

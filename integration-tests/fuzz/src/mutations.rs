@@ -95,7 +95,7 @@ impl Mutator {
         input.extend_from_slice(&other[at.min(other.len())..]);
     }
 
-    /// The same few bytes many times: nesting, and lists without an end.
+    /// Writes a few bytes many times: nesting, and lists without an end.
     fn repeat(&mut self, input: &mut Vec<u8>, at: usize) {
         let part = input[at..at + self.part(input.len() - at).min(16)].to_vec();
         let most = (GROWN / part.len()) >> self.below(12);

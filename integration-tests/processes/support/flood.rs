@@ -46,7 +46,7 @@ pub enum Question {
     Health,
     /// A status, whose request says that it is long and does not come.
     HalfSent,
-    /// The same of reflection.
+    /// A description by reflection, whose request says that it is long and does not come.
     HalfDescribed,
     /// A status, whose path comes too late in its request: no call at all, for HTTP/2.
     Garbled,

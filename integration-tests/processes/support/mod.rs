@@ -61,7 +61,7 @@ impl CoxProcess {
         Self::of(cox(arguments))
     }
 
-    /// The same with more in its environment, which workers inherit.
+    /// Starts `cox` with more in its environment, which workers inherit.
     pub fn start_with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = cox(arguments);
         command.envs(environment.iter().copied());

@@ -66,8 +66,8 @@ impl Script {
         }
     }
 
-    /// The same on at least two machines. The coordinator's, and perhaps others, stand still or are cut off
-    /// while a launcher elsewhere takes the role.
+    /// A small run on at least two machines. The coordinator's, and perhaps others, stand still or are cut
+    /// off while a launcher elsewhere takes the role.
     pub fn drawn_with_rivals(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(56) ^ !seed);
         let script = Self::drawn(seed);
@@ -86,7 +86,7 @@ impl Script {
         Self { nodes, standby: true, faults, ..script }
     }
 
-    /// The same with one or two floods of readers.
+    /// A small run with one or two floods of readers.
     pub fn drawn_with_floods(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(24) ^ !seed);
         let mut script = Self::drawn(seed);
@@ -99,7 +99,7 @@ impl Script {
         script
     }
 
-    /// The same with up to three launchers or workers that come back as another version.
+    /// A small run with up to three launchers or workers that come back as another version.
     pub fn drawn_with_versions(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(8) ^ !seed);
         let mut script = Self::drawn(seed);
@@ -120,7 +120,7 @@ impl Script {
         3.0 + self.steps as f64 * self.step_ms / 1e3
     }
 
-    /// The same with another worker on each node, and some of all as spares.
+    /// A small run with another worker on each node, and some of all as spares.
     pub fn drawn_with_spares(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(48) ^ !seed);
         let script = Self::drawn(seed);
@@ -132,7 +132,7 @@ impl Script {
         }
     }
 
-    /// The same with up to four faults of the disk, which does what it says or, if it `lies`, does not.
+    /// A small run with up to four faults of the disk, which does what it says or, if it `lies`, does not.
     pub fn drawn_with_storage(seed: u64, lies: bool) -> Self {
         const HONEST: [Kind; 8] = [
             Kind::PowerLoss,

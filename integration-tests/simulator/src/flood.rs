@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::world::{Happening, World};
 
-/// Of the processor: for a read with its answer, for a refusal, for a worker's call, for a look at the
+/// Time of the processor for a read with its answer, for a refusal, for a worker's call, for a look at the
 /// machine. Each is more than a release build takes.
 const READ: Duration = Duration::from_micros(300);
 const REFUSAL: Duration = Duration::from_micros(30);

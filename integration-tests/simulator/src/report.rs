@@ -17,7 +17,7 @@ pub struct Report {
     pub committed: u64,
     /// Committed steps that were lost and repeated.
     pub repeated: u64,
-    /// Of every survived fault, from its first sign until ranks had a state again.
+    /// Times of every survived fault, from its first sign until ranks had a state again.
     pub recoveries: Vec<Duration>,
     /// Faults that were paid for.
     pub restarts: u32,

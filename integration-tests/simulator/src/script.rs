@@ -24,7 +24,7 @@ pub struct Script {
     pub nodes: u32,
     /// Workers on each.
     pub workers_per_node: u32,
-    /// Of all workers, those that have no rank while there are others enough.
+    /// Workers of all nodes that have no rank while there are others enough.
     #[serde(default)]
     pub spares: u32,
     /// Windows of steps after which a slow rank gives its place to a spare; 0: never.

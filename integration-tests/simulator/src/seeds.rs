@@ -16,7 +16,7 @@ use crate::{Report, play, random::Random, script::Script};
 /// Reports of seeds that fail, the first so many.
 const SHOWN: usize = 4;
 
-/// Of so many drawn runs one may be given up.
+/// How many drawn runs there are for one that may be given up.
 const GIVEN_UP_OF: usize = 100;
 
 /// A part of the seeds, or the one that was asked for.

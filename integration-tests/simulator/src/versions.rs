@@ -21,7 +21,7 @@ pub fn name(version: u32) -> String {
     format!("0.{version}.0")
 }
 
-/// Of a caller that knows no run yet.
+/// The origin of a caller that knows no run yet.
 pub fn origin(version: u32) -> Origin {
     Origin { version: name(version), run_id: String::new() }
 }
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// Of which version the next process at a slot is.
+    /// The version of the next process at a slot.
     pub fn version_at(&self, slot: Slot, node: usize) -> u32 {
         let is_another = self.upgraded.get(&slot).is_some_and(|until| self.now < *until);
         self.nodes[node].version + u32::from(is_another)

@@ -25,10 +25,12 @@ const FAILED_ONCE: [u64; 21] = [
     3204, 3207,
 ];
 
-/// Likewise, derived: a launcher that was called gone before its first line, and nobody watched its starts.
+/// Derived seeds that failed once: a launcher that was called gone before its first line, and nobody watched
+/// its starts.
 const FAILED_ONCE_DERIVED: [u64; 1] = [14_381_477_299_762_901_851];
 
-/// Likewise, launched again after they had failed, and before that was told: they go on, as they may.
+/// Derived seeds of runs that were launched again after they had failed, and before that was told: they go
+/// on, as they may.
 const LAUNCHED_AGAIN: [u64; 3] =
     [286_032_688_782_471_901, 13_118_921_825_441_352_177, 11_869_496_647_947_749_787];
 const LAUNCHED_AGAIN_WITH_A_SICK_MACHINE: [u64; 1] = [9_790_932_815_295_357_077];

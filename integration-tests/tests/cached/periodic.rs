@@ -19,7 +19,7 @@ fn periodic(output: &Path, more: &[&str]) -> RunSpec {
     spec(output, &[&schedule[..], more].concat())
 }
 
-/// Of these are the first records of a generation that begins where drift was measured.
+/// How many samples are first records of a generation that begins where drift was measured.
 const PROBES: u64 = 6;
 
 const CACHE_PHASES: [u64; 18] = [0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 2, 2, 2, 2, 2, 0, 0];

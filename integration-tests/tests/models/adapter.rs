@@ -27,7 +27,7 @@ use coxswain_proto::run_spec::RunSpec;
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-/// Of a case's model, which may be one whose head is tied.
+/// The adapter's origin in a case's model, which may be one whose head is tied.
 fn origin(case: &str) -> AdapterOrigin<'static> {
     let tied = outline(case).tied_to_head().map(|tensor| &*tensor.leak());
     AdapterOrigin { base_model: "model", task_type: None, readme: "", tied, trained_above: None }

@@ -68,7 +68,7 @@ impl Copy {
         self.error_in(adapter, FrozenDtype::Float32)
     }
 
-    /// The same with weights kept so.
+    /// The error of a forward pass with weights kept as `dtype`; nothing may have been written.
     fn error_in(&self, adapter: bool, dtype: FrozenDtype) -> String {
         let adapter_dir = self.path("adapter");
         let out = self.path("out.safetensors");
@@ -292,7 +292,7 @@ fn an_adapter_whose_files_disagree_names_the_tensor() {
         let start = bytes.len() - 4;
         bytes[start..].copy_from_slice(&f32::NAN.to_le_bytes());
     });
-    copy.expect(true, &["adapter_model.safetensors", "holds NaN", "take an earlier one"]);
+    copy.expect(true, &["adapter_model.safetensors", "holds NaN", "use an earlier checkpoint"]);
     copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| bytes.truncate(bytes.len() / 2));
     copy.expect(true, &["adapter_model.safetensors", "truncated"]);
     copy.edit_bytes("adapter/adapter_model.safetensors", |bytes| bytes.clear());

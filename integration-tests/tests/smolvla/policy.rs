@@ -74,8 +74,8 @@ pub struct Batch {
 impl TunedPolicy {
     /// The golden policy, of which this trains.
     pub fn load(asked: TuningSettings<'_>) -> Self {
-        let directory = PolicyDirectory::open(&at("policy")).expect("it is read");
-        let kind = PolicyKind::of(&directory).expect("it is read");
+        let directory = PolicyDirectory::from_dir(&at("policy")).expect("it is read");
+        let kind = PolicyKind::from_directory(&directory).expect("it is read");
         let (backbone, dtype, device) = (at("vlm"), FrozenDtype::Float32, Default::default());
         let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
         let tuned = kind.tuned(&directory, &outline, asked).expect("it means something");

@@ -23,7 +23,7 @@ use crate::{
     settings::Settings,
 };
 
-/// Of a value.
+/// Bytes of a value.
 const FLOAT: u64 = 4;
 
 /// Sizes of a run.

@@ -57,7 +57,7 @@ pub struct Optimizer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rates {
-    /// Of all weights.
+    /// The rate of all weights.
     pub network: f64,
 }
 
@@ -112,25 +112,25 @@ impl TaskSettings for Settings {
         f.require(
             spec.data.holdout_episodes.is_empty(),
             "data.holdout_episodes",
-            "is given, and a table has no episodes",
+            "is given, but a table has no episodes",
             "use `data.holdout_every`",
         );
         f.require(
             spec.cache.mode == CacheMode::Off,
             "cache.mode",
-            "is not `off`, and nothing here is frozen",
+            "is not `off`, but nothing here is frozen",
             "remove it",
         );
         f.require(
             spec.memory.offload != Offload::Layers,
             "memory.offload",
-            "is `layers`, and nothing here is frozen",
+            "is `layers`, but nothing here is frozen",
             "remove it",
         );
         f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
-            "is `frozen`, and nothing here is frozen",
+            "is `frozen`, but nothing here is frozen",
             "remove it",
         );
         f.learning_rate("network", self.optimizer.lr.network);

@@ -46,7 +46,7 @@ impl Coverage {
 mod tests {
     use super::*;
 
-    /// The same by counting each position.
+    /// Coverage by counting each position.
     fn counted(expected: u64, ranges: &[Range<u64>]) -> (u64, u64, u64) {
         let times = |position: u64| ranges.iter().filter(|range| range.contains(&position)).count() as u64;
         let (mut covered, mut missing, mut repeated) = (0, 0, 0);

@@ -36,7 +36,7 @@ const STATE: [&str; 2] = ["checkpoints", "coordinator"];
 pub struct RestoreSummary {
     /// Steps that are done.
     pub step: u64,
-    /// Of all its files.
+    /// Bytes of all its files.
     pub bytes: u64,
     /// How long it took.
     pub took: Duration,
@@ -48,7 +48,7 @@ impl fmt::Display for RestoreSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, bytes, took, aside } = self;
         let (bytes, took) = (human::bytes(*bytes), human::time(*took));
-        write!(f, "downloaded the run after step {step} from its bucket: {bytes} in {took}")?;
+        write!(f, "downloaded the run from its bucket, as it was after step {step}: {bytes} in {took}")?;
         match aside {
             Some(aside) => write!(f, "; the earlier files are now in {}", aside.display()),
             None => Ok(()),

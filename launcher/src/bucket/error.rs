@@ -16,7 +16,7 @@ pub enum BucketError {
     /// What lies there is of another run, or of another version.
     #[error("run.bucket: {address} {foreign}; give this run an address of its own")]
     Foreign {
-        /// Of the run.
+        /// The run's address.
         address: String,
         /// What it is.
         foreign: Foreign,
@@ -26,7 +26,7 @@ pub enum BucketError {
         "run.bucket: {address}: no complete checkpoint of the run: {damage}; restore the object, or name another bucket to start over"
     )]
     Damaged {
-        /// Of the run.
+        /// The run's address.
         address: String,
         /// The object that the newest set misses.
         damage: String,
@@ -37,7 +37,7 @@ pub enum BucketError {
          overwrite it: remove train.resume=false to resume, or name another bucket path"
     )]
     Anew {
-        /// Of the run.
+        /// The run's address.
         address: String,
         /// How far it is.
         step: u64,
@@ -48,7 +48,7 @@ pub enum BucketError {
          after step {steps}: set at least as many steps, or name another bucket path"
     )]
     BeyondItsEnd {
-        /// Of the run.
+        /// The run's address.
         address: String,
         /// How far it is.
         step: u64,
@@ -60,7 +60,7 @@ pub enum BucketError {
         "another launch of this run has taken over {address} ({launcher}, {ago} s ago): this one uploads no more and exits"
     )]
     Superseded {
-        /// Of the run.
+        /// The run's address.
         address: String,
         /// Launcher.
         launcher: String,

@@ -140,7 +140,7 @@ impl Index {
         self.sets.last()
     }
 
-    /// The same, taken by another launch.
+    /// The index after another launch has taken the run.
     pub fn taken(&self, spec: &RunSpec, launcher: &str, now: u64) -> Self {
         Self {
             run: spec.run.name.clone(),
@@ -152,7 +152,7 @@ impl Index {
         }
     }
 
-    /// The same with a newer set, and no more than `keep` of them. One of the same step gives way: it was
+    /// The index with a newer set, and no more than `keep` of them. One of the same step gives way: it was
     /// written before a rollback over it, or says less of the same.
     pub fn with(&self, set: Set, keep: usize) -> Self {
         let mut index = self.clone();
@@ -163,7 +163,7 @@ impl Index {
         index
     }
 
-    /// The same with what the run has left.
+    /// The index with what the run has left.
     pub fn leaving(&self, results: Vec<Upload>) -> Self {
         Self { results, ..self.clone() }
     }

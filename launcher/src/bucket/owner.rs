@@ -47,7 +47,7 @@ pub struct OpenFile {
 pub struct IndexSnapshot {
     /// What it says.
     pub index: Index,
-    /// Of its object; absent where there is none.
+    /// Version of its object; absent where there is none.
     pub version: Option<Version>,
 }
 

@@ -36,7 +36,7 @@ impl BucketPlace {
         Self::look_into(storage(&address)?, address, spec).map(Some)
     }
 
-    /// The same for a bucket that is open.
+    /// Asks a bucket that is open already.
     pub fn look_into(
         storage: Box<dyn Storage>,
         address: String,

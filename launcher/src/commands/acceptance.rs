@@ -91,7 +91,7 @@ impl LaunchableRun {
 /// A run as it was before this launch.
 struct PriorRun<'a> {
     spec: Option<&'a RunSpec>,
-    /// Of its data set.
+    /// Fingerprint of its data set.
     fingerprint: Option<&'a str>,
     /// Training samples of that, if they are known.
     samples: Option<u64>,

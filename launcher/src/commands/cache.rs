@@ -108,7 +108,7 @@ fn gc(args: &GcArgs) -> Outcome {
     };
     let passed = args.budget.filter(|budget| left > *budget && !args.dry_run);
     passed.map_or(Ok(()), |budget| {
-        let text = format!("{left} bytes are left of a budget of {budget}: the other namespaces are in use");
+        let text = format!("the store still has {left} bytes, more than the budget of {budget}: the namespaces in it are in use");
         Err(CliError::new(Exit::NoProgress, text))
     })
 }

@@ -119,7 +119,7 @@ enum Command {
     Resume(control::ResumeArgs),
     /// Write a checkpoint at the next step boundary
     Checkpoint(control::CheckpointArgs),
-    /// Remove a node from an elastic run at the next step boundary; the others train on
+    /// Remove a node from an elastic run at the next step boundary; the others keep training
     Drain(control::DrainArgs),
     /// Rebuild the feature cache with the current adapter
     RebuildCache(rebuild_cache::RebuildCacheArgs),

@@ -76,7 +76,7 @@ fn video() -> Finding {
     let how = if coxswain_data::VIDEO_ASSEMBLY {
         "AV1 with assembly, H.264"
     } else {
-        "AV1 without assembly, several times slower to the same pixels (built without feature video-asm, which needs nasm), H.264"
+        "AV1 without assembly (the same pixels, several times slower: built without the feature video-asm, which needs nasm), H.264"
     };
     Finding::told("machine", "video", how)
 }

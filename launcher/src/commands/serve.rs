@@ -59,7 +59,7 @@ pub struct ServeArgs {
 /// Serves until a signal arrives.
 pub fn execute(args: &ServeArgs) -> Outcome {
     if let Some(change) = args.set.as_ref().filter(|name| name.contains('=')) {
-        let told = "names a data set; an override is written without it";
+        let told = "--set takes the name of a data set; write an override without --set";
         return Err(CliError::usage(format!("--set {change}: {told}: {}", human::word(change))));
     }
     let set = args.set.iter().map(|name| format!("serve.set={name}"));

@@ -38,7 +38,8 @@ impl SpecArgs {
         self.load_with(&[])
     }
 
-    /// The same with further changes. The output directory of a run stands for what ran in it.
+    /// Reads and checks the run with further changes. The output directory of a run stands for what ran in
+    /// it.
     pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, CliError> {
         let changes = [&self.changes(), changes].concat();
         let given = self.config.display();
@@ -79,7 +80,7 @@ pub fn pin(spec: &mut RunSpec) -> Result<(), CliError> {
     pin_as(spec, before)
 }
 
-/// The same for a run that was launched like this before, if it is to go on.
+/// Finds the digests as [`pin`] does, for a run that was launched like this before, if it is to go on.
 pub fn pin_as(spec: &mut RunSpec, before: Option<RunSpec>) -> Result<(), CliError> {
     let task = tasks().of(spec).map_err(CliError::bad_input)?;
     if spec.train.init_from.is_some() {

@@ -3,7 +3,8 @@
 use super::inputs::{Env, SettingText};
 use crate::exit::CliError;
 
-/// Of one worker. All workers of a launcher inherit one environment: each takes the port of its number.
+/// Where one worker listens, and where its neighbour calls it. All workers of a launcher inherit one
+/// environment: each takes the port of its number.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DataPlace {
     /// Where its neighbour may call; 0 for any free port.

@@ -40,7 +40,7 @@ impl Streams {
 /// Streams of every local rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PerRank {
-    /// The same for all.
+    /// One choice for all ranks.
     All(Streams),
     /// For these ranks; neither stream for the others.
     Each(BTreeMap<u32, Streams>),

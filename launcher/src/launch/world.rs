@@ -61,7 +61,7 @@ pub struct Budgets {
     pub restarts: u32,
     /// Changes of the world's size on purpose; without a bound if absent.
     pub rescales: Option<u32>,
-    /// Of all workers, those that hold no rank while there are others enough.
+    /// Workers that hold no rank while there are others enough.
     pub spares: u32,
 }
 

@@ -60,7 +60,7 @@ impl MessageContext {
 /// What names who is told, the first one first: flags, environment, run file.
 #[derive(Clone, Copy)]
 pub struct HookSources<'a> {
-    /// Of the command line.
+    /// Flags of the command line.
     pub flags: &'a NotifyFlags,
     /// The environment.
     pub env: Env<'a>,

@@ -85,7 +85,7 @@ impl Server {
         let url = env("KUBEFLOW_TRAINER_SERVER_URL")?;
         let ca_cert = env("KUBEFLOW_TRAINER_SERVER_CA_CERT").map(PathBuf::from);
         let Some(token) = env("KUBEFLOW_TRAINER_SERVER_TOKEN").map(PathBuf::from) else {
-            let problem = "KUBEFLOW_TRAINER_SERVER_URL is set, and KUBEFLOW_TRAINER_SERVER_TOKEN is not";
+            let problem = "KUBEFLOW_TRAINER_SERVER_URL is set, but KUBEFLOW_TRAINER_SERVER_TOKEN is not";
             return Some(Err(problem.to_owned()));
         };
         Some(Ok(Self { url, ca_cert, token }))

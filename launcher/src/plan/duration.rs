@@ -30,7 +30,8 @@ pub enum TimeBasis {
 }
 
 impl StepTime {
-    /// Of so many operations on a rank of such a world, in this memory; none where nothing is known of it.
+    /// The time of so many operations on a rank of such a world, in this memory; none where nothing is known
+    /// of it.
     pub fn find(flops: f64, world: u64, memory: &Memory, recorded: Option<&RecordedRuns>) -> Option<Self> {
         let by_runs = recorded.and_then(|runs| runs.speed(world));
         let by_peak = || {

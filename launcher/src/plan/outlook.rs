@@ -47,7 +47,7 @@ pub struct Outlook {
     /// On a GPU: what its allocator reserves at that micro-batch, in whole pages; none where the task does
     /// not predict it.
     pub reserved: Option<u64>,
-    /// Of the activations: what the forward pass keeps for the backward pass.
+    /// Bytes of the activations that the forward pass keeps for the backward pass.
     pub activations_kept: u64,
     /// How long a step takes; none where nothing is known of it.
     pub step: Option<StepTime>,

@@ -186,7 +186,7 @@ impl Conversation {
             let Some(node_directive::Kind::Respawn(respawn)) = order.kind else { continue };
             // A launcher that is slow is told again on the next stream.
             if self.orders.try_send(respawn).is_err() {
-                tracing::warn!("this launcher does not accept its directives");
+                tracing::warn!("a directive could not be handed on; the coordinator sends it again");
             }
         }
     }

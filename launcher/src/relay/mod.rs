@@ -72,7 +72,7 @@ impl Relay {
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let serving = tokio::spawn(async move {
             if let Err(error) = server.serve_with_incoming(incoming).await {
-                tracing::warn!(%error, "workers of this launcher cannot reach it any more");
+                tracing::warn!(%error, "this launcher can no longer be reached by its workers");
             }
         });
         Ok(Arc::new(Self { access, address, unsent: Mutex::new(unsent), serving }))

@@ -45,7 +45,7 @@ fn line(Difference { step, rank, file, text }: &Difference) -> String {
     format!("step {step}{rank}{file}: {text}")
 }
 
-/// The same for programs.
+/// The judgement for programs, as JSON.
 pub fn json(judgement: &Judgement) -> Value {
     let Judgement { files, unreadable, steps, unproved, differences } = judgement;
     let differing = differences.iter().take(LISTED).map(|Difference { step, rank, file, text }| {

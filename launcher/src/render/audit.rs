@@ -149,7 +149,7 @@ fn cache(ranges: &[CacheRange]) -> String {
     shown
 }
 
-/// The same for programs.
+/// Records and accounts for programs, as JSON.
 pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
     let ranges =
         |ranges: &[Range<u64>]| ranges.iter().map(|range| [range.start, range.end]).collect::<Vec<_>>();

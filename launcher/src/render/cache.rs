@@ -80,7 +80,7 @@ fn drift(record: &CacheDriftRecord) -> String {
     )
 }
 
-/// The same for programs.
+/// The cache's state for programs, as JSON.
 pub fn json(status: &CacheStatus) -> Value {
     let generations = status.generations.iter().map(|record| {
         json!({

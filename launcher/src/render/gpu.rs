@@ -49,7 +49,7 @@ pub fn live(gpus: &[Gpu], peaks: &Peaks) -> String {
     table(["gpu", "name", "total", "used", "free", "peak", "processes"], &rows)
 }
 
-/// The same as JSON.
+/// Every GPU as JSON, with its peaks if they are known.
 pub fn json(gpus: &[Gpu], peaks: Option<&Peaks>) -> Value {
     let gpu = |gpu: &Gpu| {
         let mut value = json!(gpu);

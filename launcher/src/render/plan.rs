@@ -21,7 +21,7 @@ use crate::plan::{
     Basis, Choice, Outlook, Question, StepTime, capacity::Memory, uses::UseEstimate, vary::Variant,
 };
 
-/// Of what a run's model says of itself, the label of its longest sample.
+/// The label of the longest sample, in what a run's model says of itself.
 const SAMPLE: &str = "sample";
 
 /// Everything about the run in each memory.
@@ -181,7 +181,7 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
     };
     let rows: Vec<_> = variants.iter().map(row).collect();
     let legend = format!(
-        "recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak; - where not even one sample fits",
+        "each cell: the recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak memory; `-`: not even one sample fits",
         first.question.samples(),
         ranks(first.question.world),
     );
@@ -329,7 +329,7 @@ fn basis(outlooks: &[Outlook]) -> String {
     }
 }
 
-/// The same as JSON.
+/// Everything about the run in each memory, as JSON.
 pub fn json(question: &Question, outlooks: &[Outlook]) -> Value {
     let (subject, spec) = (&question.subject, question.subject.spec());
     let of = |memory: &Memory| question.suggestions(memory);

@@ -65,7 +65,7 @@ pub fn list(dir: &Path, runs: &[RunEntry]) -> String {
     shown + &unread.collect::<String>()
 }
 
-/// The same facts of one run.
+/// Facts of one run, as JSON.
 pub fn json(listed: &RunEntry) -> Value {
     let RunEntry { run, opening } = listed;
     let mut facts = json!({

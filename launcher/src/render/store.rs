@@ -64,7 +64,7 @@ fn dtype(namespace: &NamespaceReport) -> String {
     json!(namespace.description.dtype).as_str().unwrap_or_default().to_owned()
 }
 
-/// Of the run that lacks most: that one run has everything says nothing of the others.
+/// Share that is stored of the run that lacks most: that one run has everything says nothing of the others.
 fn complete(coverage: &[Coverage]) -> String {
     let missing = |c: &&Coverage| c.total.saturating_sub(c.stored);
     match coverage.iter().max_by_key(missing) {

@@ -19,7 +19,7 @@ use plotters::{
 const SCALE: u32 = 2;
 /// Size on the page.
 const SIZE: [u32; 2] = [480, 250];
-/// The same of one in a row of many.
+/// Size of a chart in a row of many.
 const SMALL: [u32; 2] = [200, 120];
 /// Letters, in pixels of the page.
 const FONT: u32 = 14;
@@ -61,7 +61,7 @@ pub struct Svg(pub(super) String);
 /// One curve.
 #[derive(Clone, Debug, Default)]
 pub struct PlotCurve {
-    /// Of [`COLOURS`], modulo.
+    /// Number of the colour in [`COLOURS`], modulo their number.
     pub colour: usize,
     /// In the order of x; what is not finite is left out.
     pub points: Vec<(f64, f64)>,

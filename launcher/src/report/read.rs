@@ -41,7 +41,7 @@ impl ReportedRun {
         problems.extend(scalars.problems.iter().cloned());
         if let Some(version) = dir.run["version"].as_str().filter(|version| *version != VERSION) {
             problems.push(format!(
-                "the run was written by version {version}, and this is version {VERSION}: unknown fields \
+                "the run was written by version {version}, but this is version {VERSION}: unknown fields \
                  are left out"
             ));
         }

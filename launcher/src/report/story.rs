@@ -127,7 +127,7 @@ fn day_of(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d").to_string()
 }
 
-/// Of `2026-11-21 (Saturday, UTC+01:00)`.
+/// Date and offset from `2026-11-21 (Saturday, UTC+01:00)`.
 fn dated(text: &str) -> Option<(Date, Offset)> {
     let (date, rest) = text.split_once(' ')?;
     let offset = rest.split_once("UTC")?.1.trim_end_matches(')');

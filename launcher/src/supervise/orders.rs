@@ -115,7 +115,7 @@ impl Line {
         Ok(true)
     }
 
-    /// The same on the stream on which the launcher speaks for its workers.
+    /// Passes on what the stream says on which the launcher speaks for its workers, until it breaks.
     async fn speak_once(&self, relay: &Relay) -> Result<bool, Status> {
         let (told, mut respawns) = mpsc::channel(limits::MAX_NODE_WORKERS);
         let speaking = relay.speak(&self.join.node_id, told);

@@ -99,8 +99,8 @@ pub fn insists(number: i32) -> bool {
     [SIGINT, SIGTERM, SIGQUIT].contains(&number)
 }
 
-/// The same of a signal that comes after `first`: a scheduler that has announced an end says SIGTERM when it
-/// comes.
+/// Whether a second signal that comes after `first` asks to end at once: a scheduler that has announced an
+/// end says SIGTERM when it comes.
 pub fn insists_after(first: i32, number: i32) -> bool {
     let was_announced = announces_end(first) && !insists(first);
     insists(number) && !(was_announced && number == nix::libc::SIGTERM)

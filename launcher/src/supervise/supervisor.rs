@@ -392,7 +392,9 @@ impl Supervisor<'_> {
         let request = ShutdownRequest { reason, node_id: alone.then(|| self.group.join.node_id.clone()) };
         tokio::spawn(async move {
             match signal_policy::ask(&access, &request).await {
-                Ok(SignalGrant::Drained) => terminal.line("this node leaves the run; the others train on"),
+                Ok(SignalGrant::Drained) => {
+                    terminal.line("this node leaves the run; the others keep training")
+                }
                 Ok(SignalGrant::Stopping) => {}
                 // A launcher that no longer listens has ended.
                 Err(why) => drop(refused.send(why).await),

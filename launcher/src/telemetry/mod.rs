@@ -84,7 +84,7 @@ const QUIET: &str =
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 impl LogFlags {
-    /// The same flags for a child process.
+    /// These flags as arguments for a child process.
     pub fn as_args(&self) -> [String; 4] {
         let format = match self.log_format {
             LogFormat::Text => "text",

@@ -50,7 +50,7 @@ impl Address {
         if claim.is_ours { found } else { found.encrypted() }
     }
 
-    /// The same place, through TLS on this machine, too.
+    /// This place, through TLS on this machine, too.
     pub fn encrypted(self) -> Self {
         Self { encryption: Encryption::Always, ..self }
     }
@@ -68,7 +68,7 @@ impl Address {
         }
     }
 
-    /// The same place, in clear if `plaintext` says so.
+    /// This place, in clear if `plaintext` says so.
     pub fn plaintext(self, plaintext: bool) -> Self {
         let encryption = if plaintext { Encryption::Never } else { self.encryption };
         Self { encryption, ..self }

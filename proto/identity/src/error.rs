@@ -82,7 +82,7 @@ pub enum IdentityError {
     NoCertificates,
     /// Nothing to know the server by.
     #[error(
-        "{0} is called through TLS, and its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
+        "{0} is called through TLS, but its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
          or COX_TLS_CA"
     )]
     NothingToTrust(String),
@@ -144,13 +144,13 @@ impl IdentityError {
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// Of the network: another try may help.
+    /// An error of the network: another try may help.
     #[error(transparent)]
     Network(#[from] Box<dyn Error + Send + Sync>),
     /// As with [`DialError::Network`].
     #[error("{0}")]
     Connection(#[from] io::Error),
-    /// Of trust: none will.
+    /// An error of trust: no other try will help.
     #[error("{0}")]
     Identity(IdentityError),
 }

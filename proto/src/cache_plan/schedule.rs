@@ -109,7 +109,7 @@ pub struct Drift {
     pub cosine: f64,
     /// Loss per valid element with fresh features.
     pub loss_fresh: f64,
-    /// The same noise, with kept features.
+    /// Loss per valid element with kept features and the same noise.
     pub loss_cached: f64,
 }
 

@@ -22,14 +22,14 @@ pub const SIZE: f64 = 65_536.0;
 pub const LAYERS: f64 = 256.0;
 /// Rank of an adapter: as wide as the layers of a model of billions.
 pub const RANK: f64 = 4096.0;
-/// Of a rate, a weight or a norm there is no most: how far one may go is for training to find out.
+/// The most of a rate, a weight or a norm, which has none: how far one may go is for training to find out.
 pub const NO_MOST: f64 = f64::MAX;
 /// As the least of what must be above 0.
 pub const ABOVE_ZERO: f64 = f64::MIN_POSITIVE;
-/// Of a key for draws every number is as good as any other.
+/// The most of a key for draws: every number is as good as any other.
 const ANY: f64 = u64::MAX as f64;
 
-/// Of the keys that every run file has, whatever its task.
+/// Bounds of the keys that every run file has, whatever its task.
 pub const ENGINE: &Bounds = &[
     ("run.seed", 0.0, ANY),
     ("data.holdout_episodes", 0.0, COUNT),

@@ -300,7 +300,7 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
     f.require(
         cache.rebuild_above.is_none() || cache.probe_samples >= 1,
         "cache.probe_samples",
-        "is 0, and `cache.rebuild_above` needs a drift to compare",
+        "is 0, but `cache.rebuild_above` needs a drift to compare",
         "give at least 1",
     );
 }
@@ -326,7 +326,7 @@ fn check_launch(launch: &Launch, f: &mut Findings) {
     f.require(
         launch.device != DeviceChoice::Cpu || launch.collectives != Collectives::Nccl,
         "launch.collectives",
-        "is `nccl`, and `launch.device` is `cpu`",
+        "is `nccl`, but `launch.device` is `cpu`",
         "NCCL connects GPUs: use `auto` or `ring`, or another device",
     );
     if let Some(listen) = &launch.listen {

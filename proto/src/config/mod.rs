@@ -139,7 +139,7 @@ fn schema(root: &Node, tasks: Tasks) -> Result<&'static TaskSchema, ConfigError>
     tasks.named(&task.kind).ok_or_else(unknown)
 }
 
-/// Of the keys that one of the readers does not have those that the other does not have either.
+/// Unknown keys of both readers: those of one that the other does not have either.
 fn unknown_to_both(engine: Vec<UnknownKey>, task: Vec<UnknownKey>, schema: &TaskSchema) -> Vec<UnknownKey> {
     let (engines, tasks) = (engine_keys(), schema.known_keys());
     let mut unknown: Vec<_> = engine.into_iter().filter(|key| !has(&tasks, &key.path())).collect();
@@ -171,7 +171,7 @@ fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Pr
     let problem = |key: &UnknownKey| match tasks.other_with(schema.name, &key.path()) {
         Some(other) => Problem::new(
             key.path(),
-            format!("is a key of the task `{other}`, and this file's is `{}`", schema.name),
+            format!("is a key of the task `{other}`, but the task of this file is `{}`", schema.name),
         )
         .at(&key.place)
         .help("remove it, or set `task.type`"),

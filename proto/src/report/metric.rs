@@ -69,7 +69,7 @@ impl Metric {
         Self::same(format!("{HELD_OUT}/{measure}"), value)
     }
 
-    /// Of the best checkpoint so far: its `step`, or a measure.
+    /// A measure of the best checkpoint so far, or its `step`.
     pub fn best(what: &str, value: f64) -> Self {
         Self::same(format!("{BEST}/{what}"), value)
     }

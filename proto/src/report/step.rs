@@ -44,7 +44,7 @@ pub struct StepReport {
 /// Why a step was left out. Weights, moments and the optimizer's count of steps are as before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skip {
-    /// The same on all ranks.
+    /// The cause, the same on all ranks.
     pub cause: SkipCause,
     /// Samples that are to blame, by their index in the data set, as far as it is known: those of a
     /// micro-batch where no single one could be told. At most [`MAX_SKIPPED_SAMPLES`].

@@ -111,9 +111,9 @@ pub struct Train {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a path, or a map from group to path")]
 pub enum InitFrom {
-    /// Of every group that has weights there.
+    /// One place, for every group that has weights there.
     All(String),
-    /// Of the groups named, each from its own place.
+    /// A place for each of the groups named.
     Groups(BTreeMap<String, String>),
 }
 
@@ -208,7 +208,7 @@ pub struct Optimizer {
     pub clip_norm: PerGroup<f64>,
     /// Steps of linear warm-up.
     pub warmup_steps: PerGroup<u64>,
-    /// The same as a fraction of the run's steps, rounded up; instead of `warmup_steps`.
+    /// Steps of linear warm-up as a fraction of the run's steps, rounded up; instead of `warmup_steps`.
     pub warmup_ratio: Option<f64>,
     /// What follows the warm-up.
     pub schedule: Schedule,
@@ -258,7 +258,7 @@ impl LossScale {
         *self == Self::default()
     }
 
-    /// The same with the defaults of what is not said.
+    /// This section with the defaults of what is not said.
     pub fn filled(self) -> Self {
         Self {
             initial: self.initial.or(Some(65_536.0)),
@@ -274,7 +274,7 @@ pub enum OptimizerName {
     /// AdamW (arXiv 1711.05101): two float32 moments for each element.
     #[default]
     Adamw,
-    /// The same with both moments in 8 bits, in blocks of 256 (arXiv 2110.02861).
+    /// AdamW with both moments in 8 bits, in blocks of 256 (arXiv 2110.02861).
     Adamw8bit,
 }
 
@@ -282,7 +282,7 @@ impl OptimizerName {
     /// Why a run with it does not begin on a GPU; none if it works there.
     pub fn refused_on_gpu(self) -> Option<&'static str> {
         (self == Self::Adamw8bit).then_some(
-            "optimizer.name: `adamw8bit` works in host memory only, and this run uses a GPU: use `adamw`, \
+            "optimizer.name: `adamw8bit` works in host memory only, but this run uses a GPU: use `adamw`, \
              with `memory.offload: optimizer` if its state does not fit, or `launch.device: cpu`",
         )
     }
@@ -318,7 +318,7 @@ impl Default for Optimizer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum PerGroup<T> {
-    /// The same for all.
+    /// One value for all.
     All(T),
     /// By the group's name.
     Groups(BTreeMap<String, T>),
@@ -383,7 +383,7 @@ pub enum ScheduleOver {
     /// All of the run's.
     #[default]
     All,
-    /// Of a group that rests where kept features serve (`cache.mode: periodic`) those in which it trains: its
+    /// Steps in which a group trains that rests where kept features serve (`cache.mode: periodic`): its
     /// warm-up counts them, and it ends with those of `decay_steps`, or of the run. Other groups count all.
     Live,
 }

@@ -21,7 +21,7 @@ impl Flags {
         at.map_or(default, String::as_str).to_owned()
     }
 
-    /// The same as a number.
+    /// The flag's value as a number, or the default.
     pub fn number(&self, name: &str, default: usize) -> Result<usize> {
         self.text(name, &default.to_string()).parse().with_context(|| format!("{name} wants a number"))
     }
@@ -62,7 +62,7 @@ impl Prompts {
         }
     }
 
-    /// The same with features to come in place of the pixels.
+    /// A batch with features to come in place of the pixels.
     pub fn without_pixels(&self, model: &ModelOutline, step: Step) -> MicroBatch {
         let Self { rows, images, side, text } = *self;
         let mut draws = Key { seed: 0, purpose: Purpose::Init, step: step.0, sample: 1, repeat: 0 }.draws();

@@ -44,8 +44,8 @@ fn multiplied(x: Tensor<Cuda, 2>, w: &Tensor<Cuda, 2>) -> Tensor<Cuda, 2> {
 fn compared(found: &[f32], expected: impl Fn(usize) -> f32, took: Duration) -> Result<String, String> {
     let wrong = found.iter().enumerate().find(|&(at, &value)| value != expected(at));
     match wrong {
-        None => Ok(format!("{} values are right, within {took:.1?}", found.len())),
-        Some((at, value)) => Err(format!("value {at} is {value}, and should be {}", expected(at))),
+        None => Ok(format!("{} values are correct, after {took:.1?}", found.len())),
+        Some((at, value)) => Err(format!("value {at} is {value} instead of {}", expected(at))),
     }
 }
 

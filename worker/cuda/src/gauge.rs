@@ -17,7 +17,7 @@ pub struct GpuGauge {
 }
 
 impl GpuGauge {
-    /// Of the GPU of this number among those that the process sees.
+    /// A gauge of the GPU of this number among those that the process sees.
     pub fn new(gpu: usize) -> Self {
         let context = CudaContext::new(gpu)
             .inspect_err(|error| tracing::warn!(gpu, %error, "memory of the GPU cannot be read"));

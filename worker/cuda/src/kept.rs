@@ -71,7 +71,7 @@ fn made(shipped: &Path, driver: Version) -> Result<String, String> {
         made.trim().split_once(' ').ok_or("it does not name the CUDA version that compiled them")?;
     let major: u32 = cuda.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX);
     if major > driver.major {
-        return Err(format!("its kernels were compiled by CUDA {cuda}, and this driver is for {driver}"));
+        return Err(format!("its kernels were compiled by CUDA {cuda}, but this driver is for {driver}"));
     }
     Ok(format!("{count} precompiled by CUDA {cuda}"))
 }
@@ -81,8 +81,8 @@ fn made(shipped: &Path, driver: Version) -> Result<String, String> {
 pub struct Key(String);
 
 impl Key {
-    /// Of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions before
-    /// a kernel in the order of a hash table, another one in each process: their order does not count.
+    /// The key of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions
+    /// before a kernel in the order of a hash table, another one in each process: their order does not count.
     pub fn new(text: &str, architecture: &str) -> Self {
         let kernel = text.find("extern \"C\" __global__").unwrap_or(text.len());
         let (definitions, kernel) = text.split_at(kernel);
@@ -200,7 +200,7 @@ fn remove_all_but(most: usize, dir: &Path) {
     codes.sort_by_key(|(when, _)| std::cmp::Reverse(*when));
     for (_, old) in codes.into_iter().skip(most) {
         if let Err(why) = fs::remove_file(&old).and_then(|()| fs::remove_file(old.with_extension("cu"))) {
-            tracing::debug!(kernel = %old.display(), %why, "cannot remove a kernel that was not used for long");
+            tracing::debug!(kernel = %old.display(), %why, "cannot remove a kernel that has not been used for a long time");
         }
     }
 }

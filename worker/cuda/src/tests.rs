@@ -61,7 +61,8 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f64) {
     assert_close_at_least(what, found, expected, 0.0, tolerance);
 }
 
-/// The same; a result that is zero but for rounding is held against values of this size.
+/// Asserts that the norm of the difference over the norm is small; a result that is zero but for rounding is
+/// held against values of this size.
 #[track_caller]
 fn assert_close_at_least(what: &str, found: &[f32], expected: &[f32], least: f64, tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");

@@ -12,8 +12,11 @@ use serde::Serialize;
 
 use super::lerobot::Catalog;
 use super::lerobot::frames::FrameStore;
-use super::lerobot::info::{BOOKKEEPING, Feature, Version};
 use super::lerobot::rows::{Columns, Limits, RowStore};
+use super::lerobot::{
+    feature::Feature,
+    info::{BOOKKEEPING, Version},
+};
 use super::{
     error::DataError,
     yaml::{yaml_names, yaml_scalar},

@@ -44,7 +44,7 @@ pub fn taken(sets: &[WeightedDataset]) -> Vec<u64> {
 }
 
 impl Fingerprint {
-    /// Of a mixture: its sets, and how many of its samples an epoch takes of each.
+    /// The fingerprint of a mixture: its sets, and how many of its samples an epoch takes of each.
     pub fn of_sets(sets: impl IntoIterator<Item = (Self, u64)>) -> Self {
         let mut hash = blake3::Hasher::new_derive_key("coxswain data set mixture v1");
         for (Self(set), taken) in sets {

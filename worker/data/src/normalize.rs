@@ -81,8 +81,8 @@ impl NormMode {
         }
     }
 
-    /// Of all values that a feature has by its statistics, the one that this makes largest, if that is
-    /// [`FAR`] or more. A dimension that never changes has none.
+    /// The value, of those that a feature has by its statistics, that this makes largest, if that is [`FAR`]
+    /// or more. A dimension that never changes has none.
     pub fn far_value(self, stats: &FeatureStats) -> Option<FarValue> {
         let (first, second) = self.statistics()?;
         let [a, b, min, max] = [first, second, "min", "max"].map(|name| stats.get(name));
@@ -121,7 +121,7 @@ impl Normalizer {
             .map_err(|error| catalog.shape_fault(feature).unwrap_or(error))
     }
 
-    /// The same by statistics that are those of the file at `path`.
+    /// The normalisation by statistics that are those of the file at `path`.
     pub fn of(
         stats: Option<&Stats>,
         path: &Path,
@@ -186,7 +186,8 @@ impl Normalizer {
         Ok(Self { mode, offset, scale })
     }
 
-    /// Of features whose values stand side by side: the normalisation of each, and how many values it has.
+    /// The normalisation of features whose values stand side by side: each with its own, and how many values
+    /// it has.
     pub fn side_by_side(mode: NormMode, features: impl IntoIterator<Item = (Self, usize)>) -> Self {
         let mut all = Self { mode, offset: Vec::new(), scale: Vec::new() };
         if mode == NormMode::Identity {

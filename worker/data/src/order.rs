@@ -73,7 +73,7 @@ impl SampleOrder {
         Self { order: Order::new(seed, fingerprint.word(), samples.len()), samples }
     }
 
-    /// The same of a mixture, of each set of which an epoch has its share; of one data set without shares.
+    /// The order of a mixture, of each set of which an epoch has its share; of one data set without shares.
     pub fn of_sets(self, shares: &[SetShare]) -> Self {
         Self { order: self.order.of_sets(shares.to_vec()), ..self }
     }

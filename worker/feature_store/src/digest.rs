@@ -20,22 +20,22 @@ pub struct NamespaceKey(pub Digest);
 pub struct SampleKey(pub Digest);
 
 impl Digest {
-    /// Of named contents in the order given. `domain` separates kinds of things; it is a constant of the
-    /// program.
+    /// The digest of named contents in the order given. `domain` separates kinds of things; it is a constant
+    /// of the program.
     pub fn of<'a>(domain: &str, contents: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
         let mut hash = Hasher::new(domain);
         contents.into_iter().for_each(|(name, bytes)| hash.named(name, bytes));
         hash.finish()
     }
 
-    /// Of a file's bytes, whatever its size: it is streamed.
+    /// The digest of a file's bytes, whatever its size: it is streamed.
     pub fn of_file(path: &Path) -> io::Result<Self> {
         let mut hash = blake3::Hasher::new_derive_key("coxswain vl cache file v1");
         hash.update_reader(File::open(path)?)?;
         Ok(Self(hash.finalize().into()))
     }
 
-    /// Of an image as it is stored in the data set, still encoded.
+    /// The digest of an image as it is stored in the data set, still encoded.
     pub fn of_image(encoded: &[u8]) -> Self {
         let mut hash = blake3::Hasher::new_derive_key("coxswain vl cache image v1");
         hash.update(encoded);

@@ -45,7 +45,7 @@ pub enum StoreError {
     },
     /// Written by a newer version of this program.
     #[error(
-        "{}: written in format {found}, and this version reads up to {known}; use the newer version, or another cache.dir",
+        "{}: written in format {found}, but this version reads up to {known}; use the newer version, or another cache.dir",
         path.display()
     )]
     Newer {

@@ -17,7 +17,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 pub struct Stamp(pub(super) [u64; 4]);
 
 impl Stamp {
-    /// Of the file at `path`, now.
+    /// The stamp of the file at `path`, now.
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         let nanos = |seconds: i64, nanos: i64| {

@@ -207,7 +207,7 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     write_whole_by(path, |file| file.write_all(bytes))
 }
 
-/// The same, of what `write` writes.
+/// Writes a file as [`write_whole`] does, with what `write` writes.
 pub(super) fn write_whole_by(
     path: &Path,
     write: impl FnOnce(&mut File) -> io::Result<()>,

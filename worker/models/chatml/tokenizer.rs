@@ -53,8 +53,11 @@ impl ChatMlTokenizer {
             id(token)?;
         }
         if id("<|image_pad|>")? != facts.image_token {
-            let found =
-                format!("<|image_pad|> is {}, config.json says {}", id("<|image_pad|>")?, facts.image_token);
+            let found = format!(
+                "<|image_pad|> is {}, but config.json says {}",
+                id("<|image_pad|>")?,
+                facts.image_token
+            );
             let remedy = "tokenizer and config.json must be of one checkpoint";
             return Err(DataError::invalid(&path, "image_token_id", found, remedy));
         }

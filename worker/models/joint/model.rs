@@ -28,6 +28,6 @@ pub trait JointModel<B: Tape<Base = B>> {
     /// The parameter that the table is, if it trains.
     fn trained_table(&self) -> Option<ParamId>;
 
-    /// Its decoder layers, first to last.
+    /// Decoder layers, first to last.
     fn layers(&self) -> &[StreamLayer<B>];
 }

@@ -49,7 +49,7 @@ impl SiglipSizes {
         3 * self.patch * self.patch
     }
 
-    /// Its tensors at this path, in Transformers' order.
+    /// The tower's tensors at this path, in Transformers' order.
     pub fn tensors(&self, at: &str) -> Vec<NamedShape> {
         let Self { width, depth, inner, patch, .. } = *self;
         let patches = self.patches() * self.patches();
@@ -78,7 +78,7 @@ impl SiglipSizes {
 
 /// The tower.
 pub struct SiglipTower<B: ModelBackend> {
-    /// Its sizes.
+    /// The tower's sizes.
     pub sizes: SiglipSizes,
     patch_embedding: LoraLinear<B>,
     /// `[patches, d]`.

@@ -22,7 +22,7 @@ use crate::pretrained::{error::ModelError, loader::Loader};
 /// Sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamShape {
-    /// Of its tokens.
+    /// Values of its tokens.
     pub width: usize,
     /// Query heads.
     pub heads: usize,
@@ -44,7 +44,7 @@ impl StreamShape {
         self.kv_heads * self.head_dim
     }
 
-    /// Its tensors at this path, with their shapes, in Transformers' order.
+    /// A layer's tensors at this path, with their shapes, in Transformers' order.
     pub fn tensors(&self, at: &str) -> Vec<(String, Vec<usize>)> {
         let (queries, kv) = (self.heads * self.head_dim, self.kv_width());
         let linears = [
@@ -203,7 +203,7 @@ impl<B: ModelBackend> StreamLinears<B> {
 
 /// One layer.
 pub struct StreamLayer<B: ModelBackend> {
-    /// Its sizes.
+    /// The layer's sizes.
     pub shape: StreamShape,
     linears: StreamLinears<B>,
     norm_d: BaseWeight<B, 1>,

@@ -36,7 +36,8 @@ pub struct JointStyle {
     pub bias: bool,
     /// Where the language model is.
     pub text: &'static str,
-    /// Its layers. Embeddings of Gemma's tokens are those of the table times the root of their width.
+    /// Kind of the language model's layers. Embeddings of Gemma's tokens are those of the table times the
+    /// root of their width.
     pub kind: LayerKind,
     /// Whether its head is the table.
     pub tied: bool,

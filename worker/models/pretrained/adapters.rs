@@ -81,8 +81,9 @@ impl TunedModules {
         Self::resolve_reached(lora, train, modules, &|_| true, head)
     }
 
-    /// The same of a model of which a part of the modules alone is `reached` by what trains it: others do not
-    /// train in full, and patterns that mean nothing else are refused.
+    /// From section and patterns as in [`resolve`](Self::resolve), for a model of which a part of the modules
+    /// alone is `reached` by what trains it: others do not train in full, and patterns that mean nothing else
+    /// are refused.
     pub fn resolve_reached(
         lora: Option<&Lora>,
         train: &[String],

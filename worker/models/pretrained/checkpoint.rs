@@ -95,7 +95,7 @@ impl Checkpoint {
         }
     }
 
-    /// Of tensors without values: that this one is in the headers, where there are any, in this shape.
+    /// Checks, of a tensor without values, that it is in the headers, where there are any, in this shape.
     fn look_up(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
         if self.shards.is_empty() { Ok(()) } else { self.locate(name, expected).map(drop) }
     }

@@ -49,7 +49,7 @@ impl FrozenTensor {
         self.packed_bytes(dtype).unwrap_or_else(|| self.dense_dtype(dtype).bytes() * self.elements as u64)
     }
 
-    /// The same on a GPU, where few bits lie in words.
+    /// Bytes of its elements on a GPU, where few bits lie in words.
     pub fn device_bytes(&self, dtype: FrozenDtype) -> u64 {
         match dtype.packing().zip(self.packs) {
             Some((packing, shape)) => QuantizedMatrix::device_bytes(packing, shape),
@@ -71,11 +71,11 @@ impl FrozenTensor {
 /// Bytes of frozen weights, as far as it matters which of them are in memory when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrozenBytes {
-    /// Of what is not part of a repeated block.
+    /// Bytes of what is not part of a repeated block.
     pub outside: u64,
-    /// Of that the table of token embeddings.
+    /// Bytes, of those outside, of the table of token embeddings.
     pub table: u64,
-    /// Of each repeated block: language model, vision tower.
+    /// Bytes of each repeated block: language model, vision tower.
     pub towers: [Vec<u64>; 2],
 }
 
@@ -108,15 +108,15 @@ impl FrozenBytes {
         found
     }
 
-    /// Of the two neighbours among a tower's blocks that are largest together: what is in memory at once of
-    /// blocks that are streamed while it runs.
+    /// Bytes of the two neighbours among a tower's blocks that are largest together: what is in memory at
+    /// once of blocks that are streamed while it runs.
     pub fn two_blocks_of(&self, tower: TowerKind) -> u64 {
         let blocks = &self.towers[tower as usize];
         let pairs = blocks.windows(2).map(|pair| pair[0] + pair[1]);
         pairs.chain(blocks.first().copied()).max().unwrap_or(0)
     }
 
-    /// The same of the tower that takes more.
+    /// Bytes of two neighbours in the tower that takes more.
     pub fn two_blocks(&self) -> u64 {
         self.two_blocks_of(TowerKind::Text).max(self.two_blocks_of(TowerKind::Vision))
     }

@@ -222,8 +222,8 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.registered(tensor, shape, shape.len() > 1)
     }
 
-    /// The same of a table whose rows are looked up, `[rows, d]`: most rows have no gradient in most steps,
-    /// and weight decay would draw them to zero.
+    /// Registers a table whose rows are looked up, `[rows, d]`: most rows have no gradient in most steps, and
+    /// weight decay would draw them to zero.
     pub fn trained_table(&mut self, tensor: &str, shape: [usize; 2]) -> Option<ParamId> {
         self.registered(tensor, &shape, false)
     }
@@ -243,7 +243,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())?)
     }
 
-    /// The same in host memory: where it can be, the mapped file.
+    /// A matrix in host memory: where it can be, the mapped file.
     pub fn on_host(&self, name: &str, shape: [usize; 2]) -> Result<TensorData, ModelError> {
         self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())
     }
@@ -313,7 +313,7 @@ fn stacked<const D: usize>(
     Ok(TensorData { bytes: Bytes::from_bytes_vec(bytes), shape: shape.into(), dtype: kept_as(dtype) })
 }
 
-/// The same in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by
+/// The data in memory of its own. cubecl stages what is a file's in page-locked memory, in pages that grow by
 /// powers of four: ten gigabytes of it, for good, for an embedding table.
 fn unmapped(data: TensorData) -> TensorData {
     TensorData { bytes: Bytes::from_bytes_vec(data.bytes.to_vec()), ..data }

@@ -32,7 +32,7 @@ pub struct DropoutKeys<'b> {
     pub seed: u64,
     /// Optimizer step.
     pub step: u64,
-    /// Of each row of the micro-batch.
+    /// Samples of the micro-batch's rows.
     pub samples: &'b [u64],
     /// Images of each row; empty for models of text alone.
     pub images_per_row: &'b [u32],

@@ -142,7 +142,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of an open file.
+    /// The stamp of an open file.
     pub fn from_file(file: &File) -> io::Result<Self> {
         let metadata: Metadata = file.metadata()?;
         Ok(Self { len: metadata.len(), modified: metadata.modified().ok() })

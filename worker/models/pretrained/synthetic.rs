@@ -43,7 +43,8 @@ const CHUNK: usize = 1 << 16;
 const CHUNKS: usize = 64;
 /// Transformers' own default is 5 GB; this one leaves room in a 4 GiB `tmpfs`.
 const SHARD_BYTES: u64 = 3 << 30;
-/// Of the model it is like: how images and chats become its input, as any version of Transformers keeps it.
+/// Files of the model it is like: how images and chats become its input, as any version of Transformers keeps
+/// it.
 const PROCESSOR_FILES: [&str; 5] = [
     "preprocessor_config.json",
     "processor_config.json",

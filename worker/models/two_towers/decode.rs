@@ -37,7 +37,7 @@ pub struct TowersDecoder<'a, B: Tape<Base = B>, V: VisionTower<B>> {
     model: &'a TwoTowers<B, V>,
     trainables: &'a Trainables<B>,
     retention: Retention,
-    /// Of each decoder layer.
+    /// Kept tokens of each decoder layer.
     kept: Vec<KeptTokens<B>>,
     /// Tokens of each row among those kept; all rows end at the same.
     valid: Vec<Range<u32>>,

@@ -14,12 +14,12 @@ pub struct ModelRows<B: Tape<Base = B>> {
     pub tokens: DropoutRows<B>,
     /// Patches of all images.
     pub patches: DropoutRows<B>,
-    /// The same where the merger has joined them.
+    /// Patches where the merger has joined them.
     pub merged: DropoutRows<B>,
 }
 
 impl<B: Tape<Base = B>> ModelRows<B> {
-    /// Of a training pass, whose images have `merge` patches a token.
+    /// Rows of a training pass, whose images have `merge` patches a token.
     pub fn new(merge: usize, of: DropoutKeys<'_>, prompts: Prompts<'_>, device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);
         let word = |&sample: &u64| sample_word(of.seed, of.step, sample);

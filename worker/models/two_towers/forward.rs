@@ -215,7 +215,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> Pass<'_, B, V> {
         Ok((vision.merge(params, x_pd, MergerPlace::Last, &context), streams))
     }
 
-    /// The same pass, recorded, and the gradient of its loss for every trainable.
+    /// The pass, recorded, and the gradient of its loss for every trainable.
     fn with_gradients(&self, trainables: &Trainables<B>) -> Result<Results, ModelError> {
         let device = trainables.device();
         let rows = self.batch.dropout_rows.clone();

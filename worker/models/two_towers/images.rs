@@ -38,13 +38,13 @@ pub struct ImageFeatures<B: Tape<Base = B>> {
 pub struct ImagePass<'a, B: Tape<Base = B>, V: VisionTower<B>> {
     /// The tower.
     pub vision: &'a V,
-    /// Of the images.
+    /// The images' context.
     pub context: &'a StemContext<B, V::Stem>,
     /// Values of what trains of it, at least.
     pub trainables: &'a Trainables<B>,
     /// What the forward pass keeps.
     pub retention: Retention,
-    /// Of a pass whose adapters drop some of what they read.
+    /// Rows of a pass whose adapters drop some of what they read.
     pub dropout: Option<&'a ModelRows<B>>,
 }
 
@@ -52,7 +52,7 @@ pub struct ImagePass<'a, B: Tape<Base = B>, V: VisionTower<B>> {
 pub struct ImageTrace<'a, B: Tape<Base = B>> {
     /// None where the patch embedding does not train.
     embed: Option<RecordedSegment<'a, B>>,
-    /// Of each merger, in order; the last is the tower's own.
+    /// What each merger kept, in order; the last is the tower's own.
     parts: Vec<ImagePart<'a, B>>,
 }
 
@@ -177,7 +177,7 @@ impl<'a, B: Tape<Base = B>, V: VisionTower<B>> ImagePass<'a, B, V> {
 
 type StemLayers<'a, B, V> = InStack<'a, B, <<V as VisionTower<B>>::Stem as VisionStem<B>>::Block>;
 
-/// Of the mergers' outputs in order: streams, then features.
+/// Features of the mergers' outputs in order: streams, then features.
 fn features<B: Tape<Base = B>>(mut merged: Vec<Tensor<B, 2>>) -> ImageFeatures<B> {
     let features_md = merged.pop().expect("every tower has a merger behind its last block");
     ImageFeatures { features_md, streams_md: merged }

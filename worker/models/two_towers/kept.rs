@@ -12,7 +12,7 @@
 pub struct SampleRows(Vec<[usize; 2]>);
 
 impl SampleRows {
-    /// Of samples with so many own rows and so many rows of images.
+    /// Rows of samples with so many own rows and so many rows of images.
     pub fn new(own: impl IntoIterator<Item = usize>, images: impl IntoIterator<Item = usize>) -> Self {
         Self(own.into_iter().zip(images).map(|(own, images)| [own, images]).collect())
     }

@@ -35,7 +35,7 @@ pub struct TwoTowers<B: ModelBackend, V: VisionTower<B>> {
     pub vision: V,
     /// Decoder layers.
     pub text: TextModel<B>,
-    /// The same for tasks.
+    /// The sizes as tasks see them.
     pub outline: ModelOutline,
     embedding: Embedding<B>,
     head: Option<LoraLinear<B>>,

@@ -99,13 +99,13 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> PassContext<B, V> {
 pub struct TowersPass<'a, B: Tape<Base = B>, V: VisionTower<B>> {
     /// The model.
     pub model: &'a TwoTowers<B, V>,
-    /// Of the micro-batch.
+    /// The micro-batch's context.
     pub context: &'a PassContext<B, V>,
     /// Values of what trains of the model, at least.
     pub trainables: &'a Trainables<B>,
     /// What the forward pass keeps.
     pub retention: Retention,
-    /// Of a pass whose adapters drop some of what they read.
+    /// Rows of a pass whose adapters drop some of what they read.
     pub dropout: Option<&'a ModelRows<B>>,
 }
 

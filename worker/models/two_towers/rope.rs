@@ -178,7 +178,7 @@ impl<B: ModelBackend> RotaryTables<B> {
     }
 }
 
-/// Of a position whose angles are not known yet.
+/// Stands for a position whose angles are not known yet.
 const NOT_MET: usize = usize::MAX;
 
 /// `theta^(-2 j / dim)` for `j < count`.

@@ -125,7 +125,7 @@ pub trait TowersConfig: fmt::Debug + Sized {
         0
     }
 
-    /// The same for tasks.
+    /// The sizes as tasks see them.
     fn outline(&self) -> ModelOutline {
         let (TowersSizes { text, tokens, .. }, [depth, width]) = (self.sizes(), self.vision_blocks());
         let special = [tokens.image, tokens.video, tokens.vision_start, tokens.vision_end];

@@ -97,7 +97,7 @@ pub struct DecoderLayer<B: ModelBackend> {
     pub(super) attention_norm_d: BaseWeight<B, 1>,
     pub(super) qkv: LinearGroup<B, 3>,
     pub(super) o: LoraLinear<B>,
-    /// Of queries and of keys, `[k]` each.
+    /// Norms of queries and of keys, `[k]` each.
     head_norms: Option<[BaseWeight<B, 1>; 2]>,
     mlp_norm_d: BaseWeight<B, 1>,
     mlp: GatedMlp<B>,

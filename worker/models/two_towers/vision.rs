@@ -24,7 +24,7 @@ pub trait VisionStem<B: ModelBackend>: Sized {
     /// One of its blocks.
     type Block: Assemble<B>;
 
-    /// The same sizes with at most `depth` blocks.
+    /// These sizes with at most `depth` blocks.
     fn cut(sizes: &Self::Sizes, depth: usize) -> Self::Sizes;
 
     /// Loads it. Registers what trains: patch embedding, then blocks.

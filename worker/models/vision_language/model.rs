@@ -149,7 +149,8 @@ pub trait VlRun<B: Tape<Base = B>> {
     /// What is at one tap, without a trace.
     fn until(&self, tap: Tap) -> Result<Tensor<B, 2>, PassError>;
 
-    /// The same in host memory, of the samples one after another, without padding: features to be kept.
+    /// Features to be kept: what is at one tap in host memory, of the samples one after another, without
+    /// padding.
     fn features(&self, tap: Tap) -> Result<Vec<f32>, PassError>;
 
     /// The rows of tokens that adapters drop from, where they drop anything.

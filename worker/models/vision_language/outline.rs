@@ -116,7 +116,7 @@ impl ModelOutline {
         self.feature_rows().at(tap, tokens, images)
     }
 
-    /// The same as a value of its own.
+    /// How rows of features are counted, as a value of its own.
     pub fn feature_rows(&self) -> FeatureRows {
         FeatureRows { patches: self.patches, streams: self.streams }
     }

@@ -36,7 +36,7 @@ pub trait PromptEncoder: Send + Sync {
     /// Token ids of the prompt for `task` with images of these shapes.
     fn encode(&self, task: &str, images: &[ImageShape]) -> Result<Vec<u32>, String>;
 
-    /// The same where the robot's normalised state is this, which some prompts tell.
+    /// Token ids of the prompt where the robot's normalised state is this, which some prompts tell.
     fn encode_observed(&self, task: &str, _state: &[f32], images: &[ImageShape]) -> Result<Vec<u32>, String> {
         self.encode(task, images)
     }
@@ -99,7 +99,7 @@ impl Message {
 pub struct EncodedChat {
     /// One id per token, image placeholders expanded.
     pub ids: Vec<u32>,
-    /// Of each token, whether predicting it is learned.
+    /// Whether predicting it is learned, for each token.
     pub learned: Vec<bool>,
 }
 

@@ -43,12 +43,12 @@ impl DenseShape {
         Self { inputs, outputs, init: Init::Zeros, bias: true }
     }
 
-    /// The same without a bias.
+    /// This shape without a bias.
     pub fn without_bias(self) -> Self {
         Self { bias: false, ..self }
     }
 
-    /// The same with normal initial values.
+    /// This shape with normal initial values.
     pub fn normal(self, std: f32) -> Self {
         Self { init: Init::Normal(std), ..self }
     }
@@ -65,8 +65,8 @@ impl Dense {
         Self { weight, bias, adapter: None }
     }
 
-    /// Adds the same tensors as constants, whose values are brought, and the adapter that `plan` has for them
-    /// as a trainable.
+    /// Adds the tensors of a layer as constants, whose values are brought, and the adapter that `plan` has
+    /// for them as a trainable.
     pub fn register_constant(
         layout: &mut TrainableLayout,
         group: Group,
@@ -81,8 +81,8 @@ impl Dense {
         Self { weight, bias, adapter }
     }
 
-    /// The same with an adapter as the pretrained model's linears have it: of the group `lora`, under PEFT's
-    /// names. Without magnitudes.
+    /// Adds the tensors as constants, with an adapter as the pretrained model's linears have it: of the group
+    /// `lora`, under PEFT's names. Without magnitudes.
     pub fn register_adapted(
         layout: &mut TrainableLayout,
         group: Group,

@@ -11,14 +11,14 @@ pub enum FrozenDtype {
     Float32,
     /// 2 bytes a weight; products still accumulate in fp32.
     Bfloat16,
-    /// The same where a GPU multiplies no bfloat16 (V100, T4): more exact, and of a smaller range, so that
-    /// the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
+    /// 2 bytes a weight where a GPU multiplies no bfloat16 (V100, T4): more exact, and of a smaller range, so
+    /// that the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
     Float16,
     /// Linear layers of the language model in 4 bits and a bit of scales (QLoRA, arXiv 2305.14314),
     /// everything else in bfloat16.
     Nf4,
-    /// The same linear layers in 8 bits (LLM.int8's layout of weights, arXiv 2208.07339), everything else in
-    /// bfloat16.
+    /// Linear layers of the language model in 8 bits (LLM.int8's layout of weights, arXiv 2208.07339),
+    /// everything else in bfloat16.
     Int8,
 }
 
@@ -88,8 +88,8 @@ pub enum WeightsDtype {
     Float32,
     /// 2 bytes a weight; products still accumulate in fp32.
     Bfloat16,
-    /// The same where a GPU multiplies no bfloat16 (V100, T4): more exact, and of a smaller range, so that
-    /// the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
+    /// 2 bytes a weight where a GPU multiplies no bfloat16 (V100, T4): more exact, and of a smaller range, so
+    /// that the loss is scaled. Not on a CPU, which would gain nothing over bfloat16.
     Float16,
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn read_floats<S: ReadAt>(
     })?;
     if let Some(value) = values.iter().find(|value| !value.is_finite()) {
         return Err(refused(format!(
-            "tensor `{name}` holds {value}: training diverged; take an earlier one"
+            "tensor `{name}` holds {value}: training diverged; use an earlier checkpoint"
         )));
     }
     Ok(values)

@@ -19,7 +19,7 @@ use crate::{
 
 /// Logits of a chunk, in host memory: 64 MiB.
 const CHUNK_ON_HOST: usize = 16 << 20;
-/// The same on a device, which wants larger products: 256 MiB.
+/// Logits of a chunk on a device, which wants larger products: 256 MiB.
 const CHUNK_ON_DEVICE: usize = 64 << 20;
 
 /// Tokens that are predicted: from which row of the hidden states, and what is there.
@@ -32,7 +32,7 @@ pub struct TokenTargets {
 }
 
 impl TokenTargets {
-    /// Of labels, one a row; none where nothing is predicted.
+    /// Targets of labels, one a row; none where nothing is predicted.
     pub fn of(labels: impl IntoIterator<Item = Option<u32>>) -> Self {
         let labelled = labels.into_iter().zip(0..).filter_map(|(label, row)| Some((row, label?)));
         let (rows, ids) = labelled.unzip();
@@ -42,12 +42,13 @@ impl TokenTargets {
 
 /// What predicting tokens has come to.
 pub struct NextTokens<B: ModelBackend> {
-    /// Of each target its loss in nats, and its margin: `x_t - max(x)`, zero where it is the likeliest token.
+    /// Each target's loss in nats, and its margin: `x_t - max(x)`, zero where it is the likeliest token.
     pub rows: Vec<[f32; 2]>,
     /// The gradient of the losses' sum by the hidden states, as many as there were, if it was asked for;
     /// scaled ([`GradientSums::scaled`]), as the next one is.
     pub dhidden: Option<Tensor<B, 2>>,
-    /// The same by the two matrices of the head's update, if it has one.
+    /// The gradient of the losses' sum by the two matrices of the head's update, if it has one; scaled like
+    /// `dhidden`.
     pub dupdate: Option<[Tensor<B, 2>; 2]>,
 }
 

@@ -74,7 +74,7 @@ pub struct Reading {
     pub waits: bool,
     /// How long it has been in its phase.
     pub in_phase: Duration,
-    /// Of the phases that it has been through.
+    /// The longest times of the phases that it has been through.
     pub longest: Longest,
 }
 

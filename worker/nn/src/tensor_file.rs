@@ -15,7 +15,7 @@ use crate::pulse;
 
 /// Bytes read between two signs of motion.
 const PIECE: usize = 64 << 20;
-/// Of the header's length, at the begin of the file.
+/// Bytes of the header's length, at the begin of the file.
 const PREFIX: u64 = 8;
 /// The longest header, as safetensors has it.
 const LONGEST_HEADER: u64 = 100_000_000;
@@ -116,7 +116,7 @@ impl<S: ReadAt> TensorFile<S> {
         source.read_at(0, &mut length)?;
         let length = u64::from_le_bytes(length);
         if length > LONGEST_HEADER || length > source.size() - PREFIX {
-            return Err(invalid(&"its header is longer than the file, or than any"));
+            return Err(invalid(&"its header is longer than the file, or than the limit"));
         }
         let mut header = vec![0; length as usize];
         source.read_at(PREFIX, &mut header)?;

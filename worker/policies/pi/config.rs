@@ -81,7 +81,7 @@ struct ExpertSizes {
 
 impl PiConfig {
     /// Checks the configuration of a policy directory, and its processors.
-    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+    pub fn from_directory(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         refuse_others(&fields)?;
         let (kind, own, most) = match directory.kind() {
@@ -95,7 +95,7 @@ impl PiConfig {
             |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
         Ok(Self {
             kind,
-            features: PolicyFeatures::of(directory, "num_inference_steps", true)?,
+            features: PolicyFeatures::from_directory(directory, "num_inference_steps", true)?,
             image: side(&fields)?,
             most_tokens: number("tokenizer_max_length", most)?,
             periods: [factor("min_period", 4e-3)?, factor("max_period", 4.0)?],

@@ -14,7 +14,7 @@ pub(crate) const VLM: VlmNames = VlmNames {
 };
 /// Where the expert is.
 pub(super) const EXPERT_AT: &str = "model.paligemma_with_expert.gemma_expert.model";
-/// Its head, which nothing reads.
+/// The expert's head, which nothing reads.
 pub(super) const EXPERT_HEAD: &str = "model.paligemma_with_expert.gemma_expert.lm_head";
 
 /// Which of both policies.

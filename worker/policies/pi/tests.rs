@@ -103,8 +103,8 @@ struct Case {
 impl Case {
     fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
         let (directory, backbone) =
-            (PolicyDirectory::open(dir).expect("it is read"), Path::new(AT).join("paligemma"));
-        let config = PiConfig::of(&directory).expect("it is read");
+            (PolicyDirectory::from_dir(dir).expect("it is read"), Path::new(AT).join("paligemma"));
+        let config = PiConfig::from_directory(&directory).expect("it is read");
         let kind = PolicyKind::Pi(config.clone());
         let outline = kind.outline(&directory, &backbone, shelf::<Flex>()).expect("it is read");
         let tuned = tuned(&config, &outline, asked).expect("it means something");
@@ -138,7 +138,7 @@ impl Case {
             device: &device,
         };
         let job = PassJob { files: self.files(), inputs: &inputs, out: &out, gradients: true };
-        pass::run_through(job, &PassInputs::read(&inputs).expect("just written"), of).expect("it runs");
+        pass::run_through(job, &PassInputs::from_file(&inputs).expect("just written"), of).expect("it runs");
         (read(&out), params)
     }
 }
@@ -175,7 +175,7 @@ fn policy_dir() -> PathBuf {
 fn forward(dir: &Path, gradients: bool, without: &[&str]) -> Tensors {
     let scratch = tempfile::tempdir().expect("a directory for the test");
     let (inputs, out) = given(scratch.path(), without);
-    let directory = PolicyDirectory::open(dir).expect("it is read");
+    let directory = PolicyDirectory::from_dir(dir).expect("it is read");
     let backbone = Path::new(AT).join("paligemma");
     let files = PolicyFiles { directory: &directory, backbone: &backbone, dtype: FrozenDtype::Float32 };
     let job = PassJob { files, inputs: &inputs, out: &out, gradients };
@@ -286,7 +286,7 @@ fn the_published_policies_have_their_parameters() {
         let dir = tempfile::tempdir().expect("a directory for the test");
         fs::write(dir.path().join("config.json"), paligemma.to_string()).expect("written");
         let directory = published(kind, dir.path());
-        let config = PiConfig::of(&directory).expect("it is read");
+        let config = PiConfig::from_directory(&directory).expect("it is read");
         let kind = PolicyKind::Pi(config.clone());
         let outline = kind.outline(&directory, dir.path(), shelf::<Flex>()).expect("it is read");
         let own = config.own_tensors(&outline);
@@ -312,7 +312,7 @@ fn what_is_not_read_is_refused_by_key() {
         let mut json = directory.json.clone();
         json[key] = value;
         let changed = PolicyDirectory { json, ..directory.clone() };
-        let message = PiConfig::of(&changed).expect_err(key).to_string();
+        let message = PiConfig::from_directory(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
     let case = Case::of(&policy_dir(), TuningSettings::default());

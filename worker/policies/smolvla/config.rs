@@ -53,7 +53,7 @@ pub struct SmolVlaConfig {
     pub layers: Option<usize>,
     /// Every so many layers, from the first on, the expert attends jointly; it never does if 0.
     pub joint_every: usize,
-    /// Of the language model's width.
+    /// The expert's width, relative to the language model's.
     pub width_factor: f64,
     /// Shortest and longest period of the time's sinusoids.
     pub periods: [f64; 2],
@@ -72,7 +72,7 @@ pub struct DefaultTraining {
 
 impl SmolVlaConfig {
     /// Checks the configuration of a policy directory.
-    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+    pub fn from_directory(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         refuse_others(&fields)?;
         let number =
@@ -81,7 +81,7 @@ impl SmolVlaConfig {
             |key: &str, otherwise: f64| Ok::<_, ModelError>(fields.positive(key)?.unwrap_or(otherwise));
         Ok(Self {
             vlm: fields.str("vlm_model_name")?.unwrap_or("HuggingFaceTB/SmolVLM2-500M-Video-Instruct").into(),
-            features: PolicyFeatures::of(directory, "num_steps", false)?,
+            features: PolicyFeatures::from_directory(directory, "num_steps", false)?,
             empty_cameras: number("empty_cameras", 0)?,
             image: sides(&fields)?,
             most_tokens: number("tokenizer_max_length", 48)?,

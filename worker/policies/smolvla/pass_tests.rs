@@ -52,7 +52,7 @@ fn passed(tensors: &Tensors, tasks: &str, gradients: bool) -> Result<Tensors, St
     });
     let metadata = HashMap::from([("tasks".to_owned(), tasks.to_owned())]);
     safetensors::serialize_to_file(views, Some(metadata), &inputs).expect("written");
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let backbone = &Path::new(AT).join("vlm");
     let files = PolicyFiles { directory: &directory, backbone, dtype: FrozenDtype::Float32 };
     let job = PassJob { files, inputs: &inputs, out: &out, gradients };

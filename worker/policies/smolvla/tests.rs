@@ -165,8 +165,8 @@ fn outline(dir: &Path, config: &SmolVlaConfig) -> JointOutline {
 }
 
 fn config() -> SmolVlaConfig {
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
-    SmolVlaConfig::of(&directory).expect("it is read")
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
+    SmolVlaConfig::from_directory(&directory).expect("it is read")
 }
 
 fn policy() -> (Box<dyn Policy<Flex>>, Trainables<Flex>) {
@@ -175,18 +175,18 @@ fn policy() -> (Box<dyn Policy<Flex>>, Trainables<Flex>) {
 
 /// The policy, of which this trains.
 fn policy_of(asked: TuningSettings<'_>) -> (Box<dyn Policy<Flex>>, Trainables<Flex>) {
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let (mut layout, device) = (TrainableLayout::default(), Default::default());
     let files = PolicyFiles { directory: &directory, backbone: &vlm_dir(), dtype: FrozenDtype::Float32 };
     let tuned = tuned_of(&directory, asked).expect("it means something");
-    let kind = PolicyKind::of(&directory).expect("it is read");
+    let kind = PolicyKind::from_directory(&directory).expect("it is read");
     let policy = kind.load(files, &tuned, shelf(), &mut layout, &device).expect("it is read");
     let values = initial_values(&tuned, &directory.dir, &layout);
     (policy, Trainables::new(layout, values, &device))
 }
 
 fn tuned_of(directory: &PolicyDirectory, asked: TuningSettings<'_>) -> Result<TunedModules, String> {
-    let config = SmolVlaConfig::of(directory).expect("it is read");
+    let config = SmolVlaConfig::from_directory(directory).expect("it is read");
     tuning::tuned(&directory.dir, &config, &outline(&vlm_dir(), &config), asked)
         .map_err(|error| error.to_string())
 }
@@ -308,7 +308,7 @@ fn sampled_actions_are_those_of_lerobot() {
     let action = policy.sizes().action;
     let sampled: Vec<f32> = sampled.chunks(32).flat_map(|step| step[..action].to_vec()).collect();
     close("sampled", &sampled, expected.of("sampled.normalized"), ACTIONS);
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let statistics =
         directory.statistics("policy_postprocessor.json", "unnormalizer_processor").expect("they are there");
     let of = &statistics["action"];

@@ -25,8 +25,8 @@ use crate::error::RemoteError;
 /// How long a request is tried again. A server that is restarted is back by then, and a worker that waits is
 /// still no hang.
 const DEADLINE: Duration = Duration::from_secs(90);
-/// The same before the first answer: what is wrong then is an address or a network, and somebody waits to be
-/// told.
+/// How long a request is tried again before the first answer: what is wrong then is an address or a network,
+/// and somebody waits to be told.
 const FIRST_DEADLINE: Duration = Duration::from_secs(15);
 /// One request, its answer included: a block in that time is 50 KB a second.
 const REQUEST: &str = "20 seconds";

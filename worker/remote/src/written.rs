@@ -33,7 +33,7 @@ static PERMITS: Semaphore = Semaphore::const_new(AT_ONCE);
 /// A folder of a bucket.
 struct BucketFolder {
     bucket: Arc<Bucket>,
-    /// Of the folder, within its bucket.
+    /// The folder's path, within its bucket.
     path: Path,
 }
 

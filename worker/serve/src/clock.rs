@@ -17,7 +17,7 @@ impl Stopwatch {
         self.0.elapsed()
     }
 
-    /// The same in milliseconds.
+    /// Milliseconds that it shows.
     pub fn milliseconds(self) -> f64 {
         self.elapsed().as_secs_f64() * 1e3
     }

@@ -79,7 +79,7 @@ struct Client<'m, S> {
     next: Option<Result<Message, Error>>,
     /// Received so far.
     observations: i64,
-    /// Of those, without an answer.
+    /// Observations that got no answer.
     refused: u64,
     /// From the last observation read to its answer written.
     last_total_ms: Option<f64>,

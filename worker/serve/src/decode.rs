@@ -303,7 +303,7 @@ struct Parts<'m> {
     is_foreign: bool,
     data: Option<&'m [u8]>,
     number: Option<f64>,
-    /// The same, if it is a whole number.
+    /// The number, if it is a whole one.
     integer: Option<i64>,
     dtype: Option<&'m str>,
     shape: Option<Vec<usize>>,

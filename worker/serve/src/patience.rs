@@ -30,7 +30,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Of a stranger that has just come.
+    /// Patience with a stranger that has just come.
     pub fn with_a_stranger() -> Self {
         Self {
             since: Cell::new(Stopwatch::start()),

@@ -139,7 +139,7 @@ impl<'a> Buf<'a> {
 }
 
 impl BufMut<'_> {
-    /// The same buffer, to read.
+    /// This buffer, to read.
     pub fn as_buf(&self) -> Buf<'_> {
         match self {
             Self::Bf16(x) => Buf::Bf16(x),
@@ -149,7 +149,7 @@ impl BufMut<'_> {
         }
     }
 
-    /// The same buffer, lent to a callee that writes to it.
+    /// This buffer, lent to a callee that writes to it.
     pub(super) fn lent(&mut self) -> BufMut<'_> {
         match self {
             Self::Bf16(x) => BufMut::Bf16(x),

@@ -181,7 +181,7 @@ fn missing(offers: &[Option<Offer>]) -> String {
     let mut versions: Vec<_> = offers.iter().flatten().map(|offer| offer.version).collect();
     versions.sort_unstable();
     versions.dedup();
-    format!("NCCL is of different versions: {versions:?}")
+    format!("ranks have different versions of NCCL: {versions:?}")
 }
 
 /// Ranks of one GPU, as a half-sentence: NCCL refuses them unless it takes them for different hosts.

@@ -21,7 +21,7 @@ const OUTPUTS: usize = 131;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongResult {
     /// An element is another number than it must be.
-    #[error("the known computation: element {at} of the {what} is {found}, and must be {exact}")]
+    #[error("the known computation: element {at} of the {what} is {found} instead of {exact}")]
     Element {
         /// Which result.
         what: &'static str,
@@ -32,7 +32,7 @@ pub enum WrongResult {
         /// What is right.
         exact: i64,
     },
-    /// The same twice gave different bits.
+    /// A layer gave different bits the second time.
     #[error("the known computation: the same layer gave different bits the second time")]
     Unrepeatable,
     /// A test has asked for it.

@@ -119,7 +119,7 @@ pub enum Report {
     Cache(CacheReport),
     /// One line for people, shown in the coordinator's log.
     Note(String),
-    /// The same about a fault of this worker's machine, which counts against it.
+    /// A line for people about a fault of this worker's machine, which counts against it.
     HardwareFault(String),
 }
 

@@ -31,7 +31,7 @@ impl SoloLink {
         Self { first_step, cache_phases, measured: None, namespace: (0, String::new()) }
     }
 
-    /// The same with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
+    /// Training with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
     /// a coordinator nothing else remembers which generation serves, or is to be compared with.
     pub fn with_cache(self, cache: &Cache, plan: &Plan, decided: Option<CacheDecision>) -> Self {
         let mut cache_phases = CachePhaseTable::new(cache, Some(plan));

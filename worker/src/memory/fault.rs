@@ -21,7 +21,7 @@ const VARIABLE: &str = "COX_FAULT_MEMORY";
 #[derive(Debug)]
 pub(super) struct MemoryFault {
     fault: Option<Fault>,
-    /// Of the newest micro-batch.
+    /// Place of the newest micro-batch.
     place: Option<(Rank, Step)>,
     ballast: Vec<u8>,
 }

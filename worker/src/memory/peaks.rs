@@ -31,7 +31,7 @@ pub(super) struct Peaks {
 }
 
 impl Peaks {
-    /// Of this process, from now on.
+    /// Peaks of this process, from now on.
     pub fn of_host() -> Self {
         allocator::restart_peak();
         Self {
@@ -47,7 +47,7 @@ impl Peaks {
         }
     }
 
-    /// Of a GPU instead.
+    /// Peaks of a GPU instead.
     pub fn on_gpu(self, gauge: Box<dyn Gauge>) -> Self {
         Self { gauge: Some(gauge), ..self }
     }

@@ -121,7 +121,7 @@ fn products<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes, dtype: DType) -
     // bfloat16 keeps 8 bits of the sum.
     let tolerance = if dtype == DType::BF16 { exact.abs().max(1.0) / 128.0 } else { 0.0 };
     if (corner - exact).abs() > tolerance {
-        return Err(format!("an element of a {side} x {side} product is {corner}, and should be {exact}"));
+        return Err(format!("an element of a {side} x {side} product is {corner} instead of {exact}"));
     }
     let operations = 2.0 * (side as f64).powi(3);
     let tera = operations / 1e12 / best.as_secs_f64().max(1e-9);

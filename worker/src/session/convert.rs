@@ -97,7 +97,7 @@ pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
 fn cache_phase(wire: v1::CachePhase) -> Result<CachePhase, String> {
     let namespace = |field: &str, wire: v1::CacheGeneration| {
         if wire.number == 0 {
-            return Err(format!("lease.cache_phase.{field}.number: is 0, and generations count from 1"));
+            return Err(format!("lease.cache_phase.{field}.number: is 0, but generations count from 1"));
         }
         let generation = CacheGeneration { number: wire.number, since: Step(wire.since_step) };
         Ok(CacheNamespace { generation, namespace: (!wire.namespace.is_empty()).then_some(wire.namespace) })
@@ -130,7 +130,7 @@ pub(super) fn cache(report: CacheReport) -> v1::CacheReport {
     }
 }
 
-/// Of phases that were left, what the coordinator has not been told.
+/// Longest times of phases that were left, as far as the coordinator has not been told.
 pub(super) fn paces(told: &Longest, longest: &Longest) -> Vec<v1::PhasePace> {
     let phases = Phase::ALL.into_iter().zip(told.iter().zip(longest));
     let news = phases.filter(|(_, (told, longest))| longest > told);

@@ -82,7 +82,7 @@ struct Session {
     worker_id: Option<u64>,
     /// What computes; the CPU before that is known.
     device: Device,
-    /// Of its machine, for people.
+    /// What people may want to know of its machine.
     worth_knowing: Vec<String>,
     shared: Arc<SharedChannel>,
     /// Counts the lines opened: each may be to a coordinator that has forgotten what was not durable.

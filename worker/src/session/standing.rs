@@ -17,11 +17,11 @@ use crate::link::{Assignment, CachePhase, Commands, LinkError};
 pub struct Lease {
     /// In which generation.
     pub generation: Generation,
-    /// Of which steps.
+    /// Steps in which it is valid.
     pub steps: Range<u64>,
     /// Which slice.
     pub slice: Rank,
-    /// Of how many.
+    /// How many slices there are.
     pub slices: u32,
     /// Where all of the steps take their features from.
     pub cache_phase: CachePhase,

@@ -41,7 +41,7 @@ pub enum TrainError {
         key: String,
         /// Where it lies.
         path: String,
-        /// Of what is there.
+        /// Digest of what is there.
         found: String,
         /// `train.base_digest`.
         launched: String,
@@ -116,7 +116,7 @@ pub enum TrainError {
     /// Step after step was left out.
     #[error(
         "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not \
-         finite, and train.max_skipped allows {allowed}; either their samples are bad (the log names \
+         finite; train.max_skipped allows {allowed}. Either their samples are bad (the log names \
          them), or the run has diverged. {}", remedy_of_divergence(*.good)
     )]
     TooManySkipped {

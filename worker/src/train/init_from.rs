@@ -80,7 +80,7 @@ pub enum InitError {
          node must see the same, unchanged files"
     )]
     Changed {
-        /// Of what is there now.
+        /// Digest of what is there now.
         found: String,
         /// `train.init_digest`.
         launched: String,
@@ -139,7 +139,7 @@ impl WeightSource {
         Ok(headers)
     }
 
-    /// Of what its files hold.
+    /// Adds what its files hold to a hash.
     fn hash(&self, hasher: &mut blake3::Hasher) -> Result<(), InitError> {
         let files = match self {
             Self::Checkpoint(found) => vec![found.verified(TRAINABLES)?],

@@ -30,7 +30,7 @@ pub struct ScaleState {
 }
 
 impl ScaleState {
-    /// Of numbers that come from elsewhere; none if there can be no such state.
+    /// The state with numbers that come from elsewhere; none if there can be no such state.
     pub fn checked(exponent: u32, good: u32) -> Option<Self> {
         (exponent <= MOST).then_some(Self { exponent, good })
     }

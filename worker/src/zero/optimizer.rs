@@ -84,7 +84,7 @@ pub struct ShardedOptimizer<F: Flat = Vec<f32>> {
     pub(super) average: Option<Average<F>>,
     /// Steps of the run that are done.
     pub(super) steps: u64,
-    /// Of these, steps that were left out: bias correction counts the others.
+    /// Steps left out among those done: bias correction counts the others.
     pub(super) skipped: u64,
     /// Norm of the global gradient of the last of them.
     pub(super) last_norm: f64,
@@ -330,7 +330,7 @@ impl<F: Flat> ShardedOptimizer<F> {
         (self.state.iter().map(StateValues::bytes).sum::<usize>() + average) as u64
     }
 
-    /// The same of all ranks' parts together.
+    /// Bytes of everything that is kept of all ranks' parts together besides their weights.
     pub(super) fn whole_state_bytes(&self) -> u64 {
         let average = if self.average.is_some() { 4 * self.layout.len() as u64 } else { 0 };
         rules::bytes(self.rule.rule.state(), &self.layout, &(0..self.layout.len())) + average

@@ -80,7 +80,7 @@ pub struct Keeps {
 /// The part of another rank.
 #[derive(Debug)]
 struct Replica<F: Flat> {
-    /// Of the rank so many before this one.
+    /// How far this rank comes after the one whose part it is.
     distance: usize,
     shard: ShardedOptimizer<F>,
     weights: F,
@@ -108,7 +108,7 @@ impl ReplicatedOptimizer {
 }
 
 impl<F: Flat> ReplicatedOptimizer<F> {
-    /// The same for one rank's part, with all buffers at `place`.
+    /// State of zero for one rank's part, with all buffers at `place`.
     pub fn at(
         place: &F::Place,
         layout: &TrainableLayout,
@@ -249,7 +249,8 @@ impl<F: Flat> ReplicatedOptimizer<F> {
         self.own.loss_scaler.map(|scaler| scaler.state())
     }
 
-    /// The same of the newest of its [`versions`](Self::versions), and of the one before.
+    /// What the loss is multiplied by in the newest of its [`versions`](Self::versions), and in the one
+    /// before.
     pub fn loss_scales(&self) -> Option<[ScaleState; 2]> {
         let mut scaler = self.own.loss_scaler?;
         let now = scaler.state();

@@ -85,8 +85,8 @@ impl LearningRateSchedule {
         }
     }
 
-    /// The same, where this group counts its live steps alone, of those that there are before `step`, before
-    /// the schedule's end and in the run.
+    /// This schedule where the group counts its live steps alone, of those that there are before `step`,
+    /// before the schedule's end and in the run.
     pub fn over_live(self, group: Group, schedule: CacheSchedule) -> Self {
         Self { live: Some((group, schedule)), ..self }
     }
@@ -127,7 +127,7 @@ impl LearningRateSchedule {
 mod tests {
     use super::*;
 
-    /// Of a task's three groups.
+    /// Peak rates of a task's three groups.
     fn peak() -> Rates {
         Rates::from([("adapter", 1e-4), ("head", 5e-4), ("tail", 2e-4)])
     }

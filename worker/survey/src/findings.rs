@@ -67,7 +67,7 @@ impl Finding {
         }
     }
 
-    /// The same as a warning.
+    /// A warning in a file.
     pub fn warning(kind: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(kind, found, remedy) }
     }
@@ -108,7 +108,7 @@ impl Finding {
         self
     }
 
-    /// Of this feature.
+    /// This finding, of this feature.
     pub fn feature(mut self, feature: &str) -> Self {
         self.feature = feature.to_string();
         self

@@ -4,8 +4,8 @@ use coxswain_data::{
     DataError,
     lerobot::{
         Catalog,
+        feature::Feature,
         frames::FrameStore,
-        info::Feature,
         rows::{Columns, Limits, Part, RowStore},
     },
     pictures,
@@ -156,7 +156,7 @@ impl<'a> Cameras<'a> {
                 match *size {
                     Some((height, width)) if (height, width) != (pixels.height, pixels.width) => {
                         Err(wrong(format!(
-                            "the image is {}x{} (height x width), info.json says {height}x{width}; \
+                            "the image is {}x{} (height x width), but info.json says {height}x{width}; \
                              correct the feature's shape or re-export",
                             pixels.height, pixels.width
                         )))

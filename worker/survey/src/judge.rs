@@ -113,7 +113,7 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
         let FarValue { dim, recorded, normalized, range } = far;
         let dim = feature.dimension(dim);
         let found = format!(
-            "normalization by `{}` ({range}) makes {normalized:.1e} of dimension {dim} where it is {recorded}",
+            "normalization by `{}` ({range}) turns {recorded} in dimension {dim} into {normalized:.1e}",
             mode.name()
         );
         let remedy = "use another mode for this feature in data.normalization, or repair what is recorded";

@@ -95,7 +95,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Of values within these.
+    /// A histogram of values within these.
     pub fn new(of: &Moments) -> Self {
         let (first, last) = (of.min - MARGIN, of.max + MARGIN);
         Self { first, last, step: (last - first) / BINS as f64, counts: vec![0; BINS] }

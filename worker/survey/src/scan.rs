@@ -8,7 +8,7 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
-        info::dimension,
+        feature::dimension,
         rows::{Block, Columns, Limits, NO_INTEGER, Part, RowStore},
     },
 };
@@ -94,7 +94,7 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Of all features of numbers of a data set.
+    /// A scanner of all features of numbers of a data set.
     pub fn new(catalog: &'a Catalog) -> Self {
         let mut columns = Columns { numbers: Vec::new(), cameras: Vec::new() };
         let mut features = Vec::new();
@@ -223,7 +223,7 @@ impl Rows<'_> {
     fn check_keys(&mut self, [episode, number, task]: [i64; 3], frame: u64) {
         if (episode, number) != (self.number as i64, frame as i64) {
             let found = format!(
-                "says episode {episode}, frame {number}; the episode table has episode {}, frame {frame}, here",
+                "says episode {episode}, frame {number}; by the episode table this row is episode {}, frame {frame}",
                 self.number
             );
             let remedy = "metadata and data are of different recordings: restore either";

@@ -120,7 +120,7 @@ pub trait Batch: Opaque {
         unreachable!("{KEEPS_NOTHING}")
     }
 
-    /// The same rows with these features, without the inputs that they stand for.
+    /// This batch with these features, without the inputs that they stand for.
     fn with_features(&self, _features: CachedFeatures) -> Box<dyn Batch> {
         unreachable!("{KEEPS_NOTHING}")
     }

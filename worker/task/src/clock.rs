@@ -99,7 +99,7 @@ impl<'a> StageClock<'a> {
         }
     }
 
-    /// The same; `leave` is called when a stage has run.
+    /// This clock; `leave` is called when a stage has run.
     pub fn on_lap(self, leave: impl FnMut(&'static str) + 'a) -> Self {
         Self { leave: Some(Box::new(leave)), ..self }
     }

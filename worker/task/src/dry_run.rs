@@ -52,7 +52,7 @@ impl Flops {
         self.forward + self.backward
     }
 
-    /// Of so many alike.
+    /// Operations of so many alike.
     pub fn times(self, count: u64) -> Self {
         Self { forward: count * self.forward, backward: count * self.backward }
     }
@@ -125,7 +125,7 @@ impl PassCost {
         (result, Self { stages: vec![stage], kept: 0, scratch: account.scratch(), flops, allocations })
     }
 
-    /// The same, its stages under this name.
+    /// This cost, its stages under this name.
     pub fn named(mut self, stage: &'static str) -> Self {
         self.stages.iter_mut().for_each(|peak| peak.stage = stage);
         self
@@ -142,7 +142,7 @@ impl PassCost {
         Self { kept: self.kept.max(next.kept), scratch: self.scratch.max(next.scratch), ..self }
     }
 
-    /// The same at `micro_batch` samples, on the line through what was found at two smaller micro-batches:
+    /// The cost at `micro_batch` samples, on the line through what was found at two smaller micro-batches:
     /// what a pass holds and computes grows by the sample.
     fn beyond(one: (u64, &Self), other: (u64, &Self), micro_batch: u64) -> Self {
         let (apart, further) = ((other.0 - one.0).max(1), micro_batch.saturating_sub(other.0));

@@ -23,12 +23,12 @@ pub struct FeatureShape {
 }
 
 impl FeatureShape {
-    /// Of `width` values for each of the tokens that `tokens` counts.
+    /// Features of `width` values for each of the tokens that `tokens` counts.
     pub fn new(width: usize, tokens: impl Fn(&[u32], &[[u32; 3]]) -> usize + Send + Sync + 'static) -> Self {
         Self { width, tokens: Arc::new(tokens) }
     }
 
-    /// Of every token of the prompt.
+    /// Features of every token of the prompt.
     pub fn every_token(width: usize) -> Self {
         Self::new(width, |ids, _| ids.len())
     }

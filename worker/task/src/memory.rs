@@ -27,14 +27,14 @@ pub const PROCESS: u64 = 1900 << 10;
 pub const PRODUCTS: u64 = 32 << 20;
 /// A CUDA context with its libraries' modules, and the unused ends of the allocator's pages.
 const CONTEXT: u64 = 768 << 20;
-/// Of that the context alone, which a driver shows beside what the allocator reserves: a guess, no GPU was at
-/// hand.
+/// Bytes of [`CONTEXT`] that the context takes alone, which a driver shows beside what the allocator
+/// reserves: a guess, no GPU was at hand.
 const BARE_CONTEXT: u64 = 512 << 20;
 /// What a driver shows of a process on a GPU beside what its allocator reserves.
 pub const BESIDE_RESERVED: u64 = BARE_CONTEXT + PRODUCTS;
 /// A GPU without model and data.
 pub const GPU: u64 = CONTEXT + PRODUCTS;
-/// Of the second-level cache that each compute thread's packing buffer is as large as.
+/// Bytes of the second-level cache that each compute thread's packing buffer is as large as.
 const THREAD: u64 = 1 << 20;
 
 /// Where a rank's memory is.
@@ -229,7 +229,7 @@ pub trait Subject {
         None
     }
 
-    /// The same for programs.
+    /// The run and its sizes for programs, as JSON.
     fn to_json(&self) -> serde_json::Value;
 
     /// Samples of an epoch; none where sizes alone do not tell.
@@ -237,6 +237,6 @@ pub trait Subject {
         None
     }
 
-    /// The same model and data under changed settings.
+    /// This model and data under changed settings.
     fn changed(&self, change: &dyn Fn(&mut RunSpec)) -> Result<Box<dyn Subject>, TaskError>;
 }

@@ -27,7 +27,7 @@ impl Float16 {
     /// Why a run that does so does not begin on a CPU.
     pub fn refused_on_cpu(&self) -> String {
         format!(
-            "{}: float16 is for GPUs only, and this run uses a CPU: set bfloat16 for the same memory, or \
+            "{}: float16 is for GPUs only, but this run uses a CPU: set bfloat16 for the same memory, or \
              float32, or launch.device: cuda",
             self.key
         )
@@ -143,7 +143,7 @@ pub trait TaskOn<B: Tape<Base = B>>: Task {
     /// drawn, `initial` may be empty: they may be many, and not every caller uses them.
     fn load(&self, spec: &RunSpec, data: &dyn Samples, device: &B::Device) -> Result<Assembly<B>, TaskError>;
 
-    /// The same with all first values.
+    /// Loads the task with all first values.
     fn build(
         &self,
         spec: &RunSpec,

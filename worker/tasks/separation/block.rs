@@ -19,9 +19,9 @@ use coxswain_nn::{
     recompute::Layer,
 };
 
-/// Of the norms.
+/// Epsilon of the norms.
 const EPS: f64 = 1e-5;
-/// Of the rotary positions.
+/// Base of the rotary positions.
 const BASE: f64 = 10_000.0;
 
 /// How the rows of a micro-batch are arranged.

@@ -94,9 +94,9 @@ fn usual_rate() -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossWeights {
-    /// Of the mean absolute error of waveforms.
+    /// Weight of the mean absolute error of waveforms.
     pub waveform: f64,
-    /// Of the mean absolute error of real and imaginary parts of the spectrum.
+    /// Weight of the mean absolute error of real and imaginary parts of the spectrum.
     pub spectrum: f64,
 }
 
@@ -204,31 +204,31 @@ impl TaskSettings for SeparationSettings {
         f.require(
             spec.data.holdout_episodes.is_empty(),
             "data.holdout_episodes",
-            "is given, and tracks have no episodes",
+            "is given, but tracks have no episodes",
             "use `data.holdout_every`",
         );
         f.require(
             spec.cache.mode == CacheMode::Off,
             "cache.mode",
-            "is not `off`, and nothing here is frozen",
+            "is not `off`, but nothing here is frozen",
             "remove it",
         );
         f.require(
             spec.memory.offload != Offload::Layers,
             "memory.offload",
-            "is `layers`, and nothing here is frozen",
+            "is `layers`, but nothing here is frozen",
             "remove it",
         );
         f.require(
             spec.memory.offload != Offload::Embedding,
             "memory.offload",
-            "is `embedding`, and there is no table of tokens",
+            "is `embedding`, but there is no table of tokens",
             "remove it",
         );
         f.require(
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
-            "is `frozen`, and nothing here is frozen",
+            "is `frozen`, but nothing here is frozen",
             "remove it",
         );
     }
@@ -258,7 +258,7 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
     f.require(
         heads >= 1 && hidden_dim >= 1 && hidden_dim.is_multiple_of(2 * heads.max(1)),
         "network.heads",
-        format_args!("is {heads}, and `network.hidden_dim` is {hidden_dim}"),
+        format_args!("is {heads}, but `network.hidden_dim` is {hidden_dim}"),
         "give heads that divide half of `network.hidden_dim`: rotary positions rotate pairs of values",
     );
 }

@@ -45,7 +45,7 @@ pub struct SeparatorSizes {
 }
 
 impl SeparatorSizes {
-    /// Of a run's settings. Its data is not looked at: every segment is as long as the run file says.
+    /// Sizes by a run's settings. Its data is not looked at: every segment is as long as the run file says.
     pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         Self::with_passes(spec.clone(), Passes::default())
     }
@@ -165,7 +165,7 @@ impl Subject for SeparatorSizes {
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         let mut savings = Savings::new(self, ask);
-        savings.add_recompute("runs blocks and masks again in the backward pass");
+        savings.add_recompute("recomputes blocks and masks in the backward pass");
         if self.spec.train.recompute != Recompute::None {
             let rounded = of_settings(&self.settings, |settings| {
                 settings.network.activations_dtype = ActivationsDtype::Bfloat16;

@@ -120,7 +120,7 @@ pub struct SeparatorTrace<'a, B: Tape<Base = B>> {
     blocks: recompute::Trace<'a, B>,
     /// What masks are made of, `[b * t, k * d]`.
     rows_me: Tensor<B, 2>,
-    /// Of each band, if nothing is run again.
+    /// Segments of the bands, if nothing is run again.
     masks: Vec<RecordedSegment<'a, B>>,
 }
 

@@ -40,9 +40,9 @@ pub struct Scene<'a> {
 /// What masks have come to: a loss, and its gradients by the spectra that masks make of a mixture, times the
 /// conjugate of that mixture.
 pub struct MaskLoss {
-    /// Of all segments.
+    /// Loss of all segments.
     pub loss: MicroLoss,
-    /// Of each segment.
+    /// Loss of each segment.
     pub by_segment: Vec<f64>,
     /// `[b, stems, channels]`, `[t, f]` each.
     slopes: Vec<Vec<Complex32>>,
@@ -177,7 +177,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Of zero it is zero: where nothing is off, nothing pulls.
+/// The sign of a number, zero for zero: where nothing is off, nothing pulls.
 fn sign(x: f32) -> f32 {
     if x == 0.0 { 0.0 } else { x.signum() }
 }

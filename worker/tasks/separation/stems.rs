@@ -126,18 +126,18 @@ fn through(
     for (number, &start) in starts.iter().enumerate() {
         overlap.add(&estimate(start..(start + segment).min(len))?);
         let next = starts.get(number + 1).copied().unwrap_or(len);
-        write(&overlap.take(next - start))?;
+        write(&overlap.drain_front(next - start))?;
     }
     Ok(())
 }
 
 /// Estimates of segments, added up.
 struct Overlap {
-    /// Of each sample of a segment.
+    /// Weight of each sample of a segment.
     weights: Vec<f32>,
-    /// Of each signal, times the weights.
+    /// Sums of each signal, times the weights.
     sums: Vec<Vec<f32>>,
-    /// Of weights, at the samples of the sums.
+    /// Sums of weights, at the samples of [`sums`](Self::sums).
     totals: Vec<f32>,
 }
 
@@ -158,7 +158,7 @@ impl Overlap {
     }
 
     /// The first samples of every signal, which no later segment covers. The others move up.
-    fn take(&mut self, samples: usize) -> Vec<Vec<f32>> {
+    fn drain_front(&mut self, samples: usize) -> Vec<Vec<f32>> {
         let segment = self.weights.len();
         let mut done = Vec::with_capacity(self.sums.len());
         for sums in &mut self.sums {

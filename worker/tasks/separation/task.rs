@@ -1,4 +1,4 @@
-//! Its place among tasks.
+//! Implements `Task` and `TaskOn` for separation.
 
 use std::{
     path::{Path, PathBuf},

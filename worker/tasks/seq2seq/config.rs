@@ -136,7 +136,7 @@ impl TaskSettings for Seq2SeqSettings {
 
     const IDENTITY: &'static Classes = &[
         ("model.path", Base),
-        ("model.backbone", Outside("where a policy's model lies, not which it is")),
+        ("model.backbone", Outside("where a policy's model is stored, not which model it is")),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", Learned),
@@ -188,7 +188,7 @@ impl TaskSettings for Seq2SeqSettings {
         );
         if let Some(lora) = &self.lora {
             lora.check(f);
-            f.require(lora.bias == Bias::None, "lora.bias", "is given, and a T5 has no biases", "remove it");
+            f.require(lora.bias == Bias::None, "lora.bias", "is given, but a T5 has no biases", "remove it");
         }
         let PairRates { lora, base } = self.optimizer.lr;
         check_trained(self.lora.as_ref(), &self.model.train, [lora, base], f);

@@ -70,7 +70,7 @@ fn asked(
 ) -> Result<PairSample, TaskError> {
     let refused = |fault: String| TaskError::bad_input(format!("prompt {}: {fault}", index + 1));
     if !prompt.images.is_empty() {
-        return Err(refused("has images, and this model reads text alone; leave them out".into()));
+        return Err(refused("has images, but this model reads text alone; leave them out".into()));
     }
     let source = format!("{}{}", data.source_prefix, prompt.text);
     let source = tokenizer.ids(&source, data.max_source_tokens).map_err(refused)?;

@@ -96,7 +96,7 @@ impl TaskSettings for SftSettings {
 
     const IDENTITY: &'static Classes = &[
         ("model.path", Base),
-        ("model.backbone", Outside("where a policy's model lies, not which it is")),
+        ("model.backbone", Outside("where a policy's model is stored, not which model it is")),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", Learned),
         ("model.train", LearnedSince("[]")),

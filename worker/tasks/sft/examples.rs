@@ -14,7 +14,7 @@ use super::{
 /// Longest answer that people are shown.
 const SHOWN_TOKENS: usize = 64;
 
-/// Of these chats, those that ask something.
+/// Examples of those of these chats that ask something.
 pub(super) fn examples<B: Tape<Base = B>>(
     model: &ChatModel<B>,
     trainables: &Trainables<B>,

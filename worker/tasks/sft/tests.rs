@@ -132,7 +132,7 @@ fn whole_modules() -> [(&'static str, Value); 2] {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Of one length or of many, with pictures and without, in any order.
+    /// Chats of one length or of many, with pictures and without, in any order.
     #[test]
     fn chats_side_by_side_have_the_answers_and_gradients_of_chats_alone(
         chats in proptest::sample::subsequence((0..60u64).collect::<Vec<_>>(), 2..7).prop_shuffle(),

@@ -45,7 +45,7 @@ impl Lines {
         Self::scan_joined(path, |_| false, look)
     }
 
-    /// The same for files whose records may go on over several lines: as long as `goes_on` says so of a line,
+    /// Reads a whole file whose records may go on over several lines: as long as `goes_on` says so of a line,
     /// the next one belongs to the same record. A record's number is that of its first line.
     pub fn scan_joined(
         path: &Path,

@@ -63,7 +63,7 @@ impl TokenWeights {
             params.map(|param| param.len() as u64).sum()
         };
         let [lora, base] = [Group::LORA, Group::BASE].map(trained);
-        let (frozen, layout) = (FrozenStorage::read(dir.path, dir.rules, &tensors)?, layout.clone());
+        let (frozen, layout) = (FrozenStorage::from_headers(dir.path, dir.rules, &tensors)?, layout.clone());
         Ok(Self { frozen, held, lora, base, layout })
     }
 
@@ -77,7 +77,7 @@ impl TokenWeights {
 pub struct TokenRun<'a> {
     /// Keys.
     pub spec: &'a RunSpec,
-    /// Of them what is said of the model.
+    /// Those of the keys that say something of the model.
     pub model: &'a Model,
     /// Weights.
     pub weights: &'a TokenWeights,
@@ -180,7 +180,7 @@ impl TokenRun<'_> {
         let bfloat16 = of_settings(settings, |keys| model(keys).weights_dtype = FrozenDtype::Bfloat16);
         let setting = "model.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the frozen weights", bfloat16);
-        savings.add_recompute("runs blocks again in the backward pass");
+        savings.add_recompute("recomputes blocks in the backward pass");
         if self.spec.train.recompute != Recompute::None {
             let bfloat16 =
                 of_settings(settings, |keys| model(keys).activations_dtype = ActivationsDtype::Bfloat16);
@@ -204,7 +204,7 @@ impl TokenRun<'_> {
         )
     }
 
-    /// The same for programs.
+    /// Numbers of frozen and trained parameters for programs, as JSON.
     pub fn parameters(&self) -> Value {
         let TokenWeights { held, lora, base, .. } = self.weights;
         json!({"pretrained": held + base, "trainable": lora + base, "lora": lora, "base": base})

@@ -74,7 +74,7 @@ pub struct NetworkSettings {
     pub latent_dim: usize,
     /// Linear layers, or blocks of a transformer, of each half.
     pub num_layers: usize,
-    /// Of the transformer's attention.
+    /// Heads of the transformer's attention.
     pub heads: usize,
     /// Weight of the divergence in the loss of a variational autoencoder.
     pub beta: f64,
@@ -100,7 +100,7 @@ pub enum NetworkType {
     /// Linear layers.
     #[default]
     Autoencoder,
-    /// The same with a drawn latent (arXiv 1312.6114).
+    /// Linear layers with a drawn latent (arXiv 1312.6114).
     Vae,
     /// Attention between the layers of a trajectory.
     Transformer,
@@ -255,13 +255,13 @@ impl TaskSettings for TrajectorySettings {
         f.require(
             spec.data.holdout_episodes.is_empty(),
             "data.holdout_episodes",
-            "is given, and images have no episodes",
+            "is given, but images have no episodes",
             "use `data.holdout_every`",
         );
         f.require(
             spec.cache.mode != CacheMode::Periodic,
             "cache.mode",
-            "is `periodic`, and nothing trains in the extractor, so its features never change",
+            "is `periodic`, but nothing trains in the extractor, so its features never change",
             "use `exact`",
         );
         f.require(

@@ -44,7 +44,7 @@ pub struct TrajectoryShape {
 }
 
 impl TrajectoryShape {
-    /// Of a run's extractor, a model of this outline; refused if it cannot give them.
+    /// The shape that a run's extractor gives, a model of this outline; refused if it cannot give them.
     pub fn from_settings(settings: &TrajectorySettings, model: &ModelOutline) -> Result<Self, TaskError> {
         let (depth, dim) = (model.vision.depth, model.vision.width);
         let (layers, path) = (settings.extractor.layers.clone(), &settings.extractor.path);
@@ -57,7 +57,7 @@ impl TrajectoryShape {
         };
         if let Some(beyond) = layers.iter().find(|layer| **layer > last) {
             return Err(TaskError::bad_input(format!(
-                "extractor.layers: names block {beyond}, and the vision tower of {path} has 0 to {last}; leave it out"
+                "extractor.layers: names block {beyond}, but the vision tower of {path} has 0 to {last}; leave it out"
             )));
         }
         let grid = grid_of(model.patches, settings).map_err(TaskError::bad_input)?;

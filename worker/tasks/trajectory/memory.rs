@@ -42,7 +42,7 @@ use crate::{
     vla_flow::memory::{FrozenStorage, of_process},
 };
 
-/// Of a value.
+/// Bytes of a value.
 const FLOAT: u64 = 4;
 /// Bytes of an image's name: its path, its digest, and its key where features are kept.
 const NAME: u64 = 160;
@@ -96,7 +96,7 @@ impl TrajectorySizes {
         let model = Arc::new(model.map_err(TaskError::bad_input)?);
         let shape = TrajectoryShape::from_settings(&settings, &model)?;
         let tensors: Vec<_> = shape.frozen(&model).collect();
-        let frozen = FrozenStorage::read(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
+        let frozen = FrozenStorage::from_headers(dir, model.rules, &tensors).map_err(TaskError::bad_input)?;
         let held = tensors.iter().map(|tensor| tensor.elements as u64).sum();
         let mut sizes = Self {
             spec: spec.clone(),
@@ -277,7 +277,7 @@ impl Subject for TrajectorySizes {
         });
         let setting = "extractor.weights_dtype=bfloat16".into();
         savings.add("frozen weights in bf16", setting, "rounds the extractor's weights", narrow);
-        let remark = "runs the network again in the backward pass";
+        let remark = "recomputes the network in the backward pass";
         let full = |spec: &mut RunSpec| spec.train.recompute = Recompute::Full;
         savings.add("recompute", "train.recompute=full".into(), remark, full);
         let remark = "nothing: the same losses, and the extractor runs once for each image";

@@ -33,8 +33,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Of a run on this model. Only an expert that does not train itself takes adapters.
-    pub fn of(vla: &VlaSettings, model: &ModelOutline) -> Result<Self, LoraError> {
+    /// The split in a run on this model. Only an expert that does not train itself takes adapters.
+    pub fn from_settings(vla: &VlaSettings, model: &ModelOutline) -> Result<Self, LoraError> {
         let Some(lora) = &vla.lora else { return Ok(Self::default()) };
         let whole = Self { model: Some(lora.clone()), expert: None };
         if vla.expert.train {
@@ -42,7 +42,7 @@ impl Split {
         }
         // Of the sizes of samples, what its modules are called depends on whether there is a state.
         let dims = SampleDims { state: usize::from(vla.data.has_state()), ..SampleDims::default() };
-        let experts = modules(HeadShape::of(vla, ModelSizes { width: 1, ..model.into() }, dims));
+        let experts = modules(HeadShape::from_settings(vla, ModelSizes { width: 1, ..model.into() }, dims));
         let Some(ours) = with_targets(lora, |targets| means_any(targets, &experts))? else {
             return Ok(whole);
         };
@@ -58,7 +58,7 @@ impl Split {
     }
 }
 
-/// The same section with those names of its list, or that expression, alone; none if none are left.
+/// The section with the wanted names of its list, or its expression, alone; none if none are left.
 fn with_targets(
     lora: &Lora,
     wanted: impl Fn(&LoraTargets) -> Result<bool, LoraError>,
@@ -124,7 +124,7 @@ mod tests {
         spec.vla_mut().expert.train = train;
         let family = families::shelf::<Sizes>().vision_language.of(MODEL.as_ref()).expect("its own is read");
         let model = family.outline(MODEL.as_ref()).expect("part of the repository");
-        Split::of(&spec.vla(), &model).map_err(|error| error.to_string())
+        Split::from_settings(&spec.vla(), &model).map_err(|error| error.to_string())
     }
 
     fn names(split: &Split) -> Vec<&str> {

@@ -42,7 +42,7 @@ use crate::settings::unread;
 pub struct PolicyBase {
     /// The directory.
     pub directory: PolicyDirectory,
-    /// Its kind, with its configuration.
+    /// The policy's kind, with its configuration.
     pub kind: PolicyKind,
     /// By which its states and actions are normalised.
     pub modes: [NormMode; 2],
@@ -60,22 +60,25 @@ pub fn starts_from_policy(vla: &VlaSettings) -> bool {
 
 impl PolicyBase {
     /// That of a run; none if `model.path` is a plain model.
-    pub fn of<B: Tape<Base = B>>(vla: &VlaSettings, models: Shelf<B>) -> Result<Option<Self>, ModelError> {
+    pub fn from_settings<B: Tape<Base = B>>(
+        vla: &VlaSettings,
+        models: Shelf<B>,
+    ) -> Result<Option<Self>, ModelError> {
         let dir = &hub::directory(Path::new(&vla.model.path), Repository::Model)?;
         if !is_policy(dir) {
             return Ok(None);
         }
-        Self::open(dir, vla.model.backbone.as_deref().map(Path::new), models).map(Some)
+        Self::from_dir(dir, vla.model.backbone.as_deref().map(Path::new), models).map(Some)
     }
 
     /// The policy in a directory; that of its vision-language model may be given.
-    pub fn open<B: Tape<Base = B>>(
+    pub fn from_dir<B: Tape<Base = B>>(
         dir: &Path,
         given: Option<&Path>,
         models: Shelf<B>,
     ) -> Result<Self, ModelError> {
-        let directory = PolicyDirectory::open(dir)?;
-        let kind = PolicyKind::of(&directory)?;
+        let directory = PolicyDirectory::from_dir(dir)?;
+        let kind = PolicyKind::from_directory(&directory)?;
         let backbone = kind.backbone(&directory, given)?;
         let outline = kind.outline(&directory, &backbone, models)?;
         let modes = PolicyKind::normalization(&directory)?;
@@ -93,7 +96,7 @@ impl PolicyBase {
         self.kind.tuned(&self.directory, &self.outline, TuningSettings::default())
     }
 
-    /// Its modules.
+    /// Modules of the policy.
     pub fn modules(&self) -> Vec<Module> {
         self.kind.modules(&self.directory, &self.outline)
     }
@@ -125,7 +128,7 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "or a bound of pixels is given, but the policy scales images itself; leave them out".into(),
+                "or a limit of pixels is set, but the policy resizes images itself; leave both out".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (
@@ -140,7 +143,7 @@ impl PolicyBase {
                         Ok(TapSetting::Auto | TapSetting::Vision)
                     ),
                 "cache.tap",
-                "comes after the image features, and only those are cached for such a policy; use \
+                "comes after the image features, but only those are cached for such a policy; use \
                  `auto`"
                     .into(),
             ),
@@ -230,8 +233,8 @@ pub(super) enum InputMakers {
 
 impl InputMakers {
     /// Those of a run.
-    pub fn of(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        if let Some(base) = PolicyBase::of(vla, models).map_err(unread)? {
+    pub fn from_settings(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        if let Some(base) = PolicyBase::from_settings(vla, models).map_err(unread)? {
             return Ok(Self::Policy(Box::new(base)));
         }
         if vla.expert.loss == PolicyLoss::Openpi {
@@ -263,7 +266,7 @@ impl InputMakers {
                     HeadKind::Layerwise => return Ok(Box::new(StatePrompts(own))),
                     HeadKind::Oft => {}
                 }
-                let with_actions = OftPrompts::of(own, *horizon).map_err(|found| {
+                let with_actions = OftPrompts::new(own, *horizon).map_err(|found| {
                     let remedy = "choose another model, or the head `flow`";
                     DataError::invalid(&dir.join("tokenizer.json"), "model.vocab", found, remedy)
                 })?;
@@ -292,8 +295,8 @@ pub fn tokenizer(vla: &VlaSettings) -> Result<PathBuf, ModelError> {
     if !is_policy(&dir) {
         return Ok(dir.join("tokenizer.json"));
     }
-    let directory = PolicyDirectory::open(&dir)?;
+    let directory = PolicyDirectory::from_dir(&dir)?;
     let given = vla.model.backbone.as_deref().map(Path::new);
-    let backbone = PolicyKind::of(&directory)?.backbone(&directory, given)?;
+    let backbone = PolicyKind::from_directory(&directory)?.backbone(&directory, given)?;
     Ok(backbone.join("tokenizer.json"))
 }

@@ -6,8 +6,8 @@ use coxswain_task::{CurvePair, Example, ExamplePicture};
 
 use super::data::{MicroBatch, RunData};
 
-/// Of the samples of a batch, with actions `[rows, horizon, width]` in the units of their data sets. Steps
-/// past an episode's end are left out.
+/// Examples of the samples of a batch, with actions `[rows, horizon, width]` in the units of their data sets.
+/// Steps past an episode's end are left out.
 pub(super) fn examples(
     batch: &MicroBatch,
     data: &dyn RunData,

@@ -171,7 +171,7 @@ pub fn squared_error(velocity: &[f32], target: &[f32], clean: CleanActions<'_>) 
     error_of_valid(velocity, target, clean, |error| (error * error, 2.0 * error))
 }
 
-/// The same of any error: `of` gives it and its derivative by the difference of two elements.
+/// Any error over valid elements: `of` gives it and its derivative by the difference of two elements.
 pub fn error_of_valid(
     predicted: &[f32],
     target: &[f32],

@@ -27,9 +27,9 @@ pub fn deepest_kept(vla: &VlaSettings, model: &ModelOutline) -> Tap {
 /// Sizes of a head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadShape {
-    /// Of a flow-matching expert.
+    /// Sizes of a flow-matching expert.
     Flow(ExpertShape),
-    /// Of an MLP on action tokens.
+    /// Sizes of an MLP on action tokens.
     Oft(OftShape),
 }
 
@@ -43,11 +43,11 @@ pub enum ActionHead {
 }
 
 impl HeadShape {
-    /// Of a run whose samples have these sizes, on a model of such.
-    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
+    /// The head of a run whose samples have these sizes, on a model of such.
+    pub fn from_settings(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let SampleDims { horizon, action, .. } = dims;
         match vla.expert.head {
-            HeadKind::Flow | HeadKind::Layerwise => Self::Flow(ExpertShape::of(vla, model, dims)),
+            HeadKind::Flow | HeadKind::Layerwise => Self::Flow(ExpertShape::from_settings(vla, model, dims)),
             HeadKind::Oft => Self::Oft(OftShape { context: model.width, horizon, action }),
         }
     }

@@ -99,7 +99,7 @@ fn masked_sum(batch: &MicroBatch, width: usize, a: &[f32], b: &[f32], f: impl Fn
     sum
 }
 
-/// The same by dimension of the action, then by step of the horizon; `[width, horizon]` are their numbers.
+/// Masked sums by dimension of the action, then by step of the horizon; `[width, horizon]` are their numbers.
 fn parts_of(
     batch: &MicroBatch,
     [width, horizon]: [usize; 2],

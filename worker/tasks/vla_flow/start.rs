@@ -25,8 +25,8 @@ pub fn files(path: &Path) -> Vec<PathBuf> {
 
 /// The tensors of these files.
 pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-    let vla = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
-    let base = PolicyBase::of(&vla, models).map_err(TaskError::bad_input)?;
+    let vla = VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+    let base = PolicyBase::from_settings(&vla, models).map_err(TaskError::bad_input)?;
     let outline = || {
         let dir = directory::outline(&vla.model.path).map_err(ModelError::from)?;
         models.vision_language.of(&dir)?.outline(&dir)
@@ -34,7 +34,7 @@ pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<Sto
     let lora = |_: &[Module]| match &base {
         Some(base) => Ok(vla.lora.as_ref().map(|lora| base.kind.with_targets(lora))),
         // A model that cannot be read has been refused with its modules.
-        None => outline().map_or(Ok(None), |model| Ok(Split::of(&vla, &model)?.model)),
+        None => outline().map_or(Ok(None), |model| Ok(Split::from_settings(&vla, &model)?.model)),
     };
     let modules = || match &base {
         Some(base) => Ok(base.modules()),
@@ -47,9 +47,9 @@ pub fn read(spec: &RunSpec, models: Shelf<Sizes>, path: &Path) -> Result<Vec<Sto
 
 /// Keys that weights of these groups depend on beyond their shapes, where two runs differ in them.
 pub fn other_meaning(here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
-    let Ok(here) = VlaSettings::of(here) else { return Vec::new() };
+    let Ok(here) = VlaSettings::from_spec(here) else { return Vec::new() };
     let mut problems = pretrained::other_meaning(here.lora.as_ref(), there, groups);
-    let Ok(there) = VlaSettings::of(there) else { return problems };
+    let Ok(there) = VlaSettings::from_spec(there) else { return problems };
     let mut differs = |key: &str, here: String, there: String| {
         if here != there {
             problems.push(format!("{key}: {there} there, {here} here"));

@@ -42,7 +42,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     let state = needed(state, "vector of numbers for a state", "state")?;
     let action = needed(report.choose(Role::Action, "action"), "action", "action")?;
     let cameras = needed(of(Role::Camera).collect(), "camera", "cameras")?;
-    let policy = PolicyStart::of(job)?;
+    let policy = PolicyStart::for_job(job)?;
     let mut file = Starter::new(job, "vla_flow");
     file.lines("model:").model(job, "Qwen2.5-VL");
     if let Some(backbone) = job.backbone {
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(spec.data.holdout_episodes, [3]);
         assert_eq!((spec.train.global_batch, spec.train.micro_batch), (16, 4));
         assert_eq!(spec.run.name, "metaworld-mini");
-        let opened = Dataset::open(&spec, shelf()).unwrap();
+        let opened = Dataset::from_spec(&spec, shelf()).unwrap();
         assert!(opened.training_len() > 100 && opened.holdout().count() > 0);
         for part in
             ["# 96 x 96 x 3", "# 4 numbers", "# 16 x 6 numbers", "actions of a chunk: 0.8 s", "fits here"]

@@ -69,24 +69,25 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     }
 
     fn open(&self, spec: &RunSpec) -> Result<Arc<dyn Samples>, DataError> {
-        let several = VlaSettings::of(spec).is_ok_and(|settings| !settings.data.sets.is_empty());
+        let several = VlaSettings::from_spec(spec).is_ok_and(|settings| !settings.data.sets.is_empty());
         if several {
-            return Ok(Arc::new(Mixture::open(spec, self.models.sizes)?));
+            return Ok(Arc::new(Mixture::from_spec(spec, self.models.sizes)?));
         }
-        Ok(Arc::new(Dataset::open(spec, self.models.sizes)?))
+        Ok(Arc::new(Dataset::from_spec(spec, self.models.sizes)?))
     }
 
     fn sizes(&self, spec: &RunSpec) -> Result<Box<dyn Subject>, TaskError> {
-        let (settings, models) = (VlaSettings::of(spec).map_err(TaskError::bad_input)?, self.models.sizes);
-        if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
-            return Ok(Box::new(PolicySubject::read(spec, base, models).map_err(TaskError::bad_input)?));
+        let (settings, models) =
+            (VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?, self.models.sizes);
+        if let Some(base) = PolicyBase::from_settings(&settings, models).map_err(TaskError::bad_input)? {
+            return Ok(Box::new(PolicySubject::from_spec(spec, base, models).map_err(TaskError::bad_input)?));
         }
-        Ok(Box::new(memory::Subject::read(spec, models).map_err(TaskError::bad_input)?))
+        Ok(Box::new(memory::Subject::from_spec(spec, models).map_err(TaskError::bad_input)?))
     }
 
     fn frugal_settings(&self, spec: &RunSpec) -> Vec<String> {
         // Whatever cannot be read was refused long before advice is asked for.
-        let Ok(vla) = VlaSettings::of(spec) else { return Vec::new() };
+        let Ok(vla) = VlaSettings::from_spec(spec) else { return Vec::new() };
         let mut settings = Vec::new();
         if vla.model.activations_dtype == ActivationsDtype::Float32 {
             settings.push("model.activations_dtype: bfloat16 (with recompute)".into());
@@ -153,18 +154,18 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
     }
 
     fn brought(&self, spec: &RunSpec) -> Option<Group> {
-        let vla = VlaSettings::of(spec).ok()?;
+        let vla = VlaSettings::from_spec(spec).ok()?;
         (!vla.expert.train || vla.optimizer.lr.expert == 0.0).then_some(EXPERT)
     }
 
     fn float16(&self, spec: &RunSpec) -> Option<Float16> {
-        let dtype = VlaSettings::of(spec).ok()?.model.weights_dtype;
+        let dtype = VlaSettings::from_spec(spec).ok()?.model.weights_dtype;
         (dtype == FrozenDtype::Float16).then_some(Float16 { key: "model.weights_dtype", backward: true })
     }
 
     fn base_digest(&self, spec: &RunSpec) -> Option<Result<String, TaskError>> {
         pretrained::digest(spec, |dir| match is_policy(dir) {
-            true => Ok(PolicyKind::of(&PolicyDirectory::open(dir)?)?.rules()),
+            true => Ok(PolicyKind::from_directory(&PolicyDirectory::from_dir(dir)?)?.rules()),
             false => Ok(self.models.sizes.vision_language.of(dir)?.outline(dir)?.rules),
         })
     }
@@ -189,9 +190,9 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
         samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
-        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let models = self.models.device;
-        if let Some(base) = PolicyBase::of(&settings, models).map_err(TaskError::bad_input)? {
+        if let Some(base) = PolicyBase::from_settings(&settings, models).map_err(TaskError::bad_input)? {
             return PolicyObjective::build(spec, base, models, samples, device);
         }
         let dims = run_data(samples).dims();
@@ -213,7 +214,7 @@ impl<B: Tape<Base = B>> TaskOn<B> for VlaFlow<B> {
         dir: &Path,
         device: &B::Device,
     ) -> Option<Result<Box<dyn Responder>, TaskError>> {
-        let opened = PolicyResponder::open(spec, self.models, dir, device);
+        let opened = PolicyResponder::load(spec, self.models, dir, device);
         Some(opened.map(|responder| Box::new(responder) as Box<dyn Responder>))
     }
 
@@ -247,7 +248,7 @@ fn forward_policy<B: Tape<Base = B>>(
             "a LeRobot policy, for which --adapter is not supported; merge the adapter into the policy";
         return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
     }
-    let base = PolicyBase::open(model, backbone, models).map_err(TaskError::bad_input)?;
+    let base = PolicyBase::from_dir(model, backbone, models).map_err(TaskError::bad_input)?;
     let files = PolicyFiles { directory: &base.directory, backbone: &base.backbone, dtype };
     run_pass(PassJob { files, inputs, out, gradients }, models, device).map_err(TaskError::bad_input)
 }

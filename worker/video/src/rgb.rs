@@ -74,8 +74,8 @@ impl Picture<'_> {
         self.write_rows(rgb);
     }
 
-    /// The same bits by wider instructions: builds for any x86-64 have no others than these to weave three
-    /// colours together with, which took longer than all the arithmetic.
+    /// Writes the bits of [`write_rgb`](Self::write_rgb) by wider instructions: builds for any x86-64 have no
+    /// others than these to weave three colours together with, which took longer than all the arithmetic.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn write_wide(&self, rgb: &mut [u8]) {

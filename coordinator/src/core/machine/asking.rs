@@ -170,8 +170,8 @@ impl People<'_> {
         let staying = self.run.fleet.nodes.living().filter(stays).count();
         if staying < world.least().div_ceil(world.nproc_per_node.max(1)) as usize {
             let why = match world.spares {
-                0 => format!("{staying} nodes would remain, and the fewest are {}", world.min_nodes),
-                _ => format!("{staying} nodes would remain, and {} workers are needed", world.least()),
+                0 => format!("{staying} nodes would remain, but the minimum is {}", world.min_nodes),
+                _ => format!("{staying} nodes would remain, but {} workers are needed", world.least()),
             };
             return Err(Refusal::Needed { node_rank, why });
         }

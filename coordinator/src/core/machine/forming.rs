@@ -33,7 +33,7 @@ pub(super) enum Formation {
     Wait,
     /// The fewest are there, for the first time: more are waited for until the last call is over.
     OpenLastCall,
-    /// Of the workers at these slots.
+    /// The workers at these slots form it.
     Of(Vec<Slot>),
     /// It is the run's last one, and none is left for it.
     Never,
@@ -92,7 +92,7 @@ fn elastic(run: &Run, gathering: &GatheringPhase) -> Formation {
     }
 }
 
-/// Of the workers that are ready, those that are to have ranks; the others are spares.
+/// Picks, from the workers that are ready, those that are to have ranks; the others are spares.
 fn chosen(run: &Run, mut ready: Vec<Slot>) -> Vec<Slot> {
     let rank = |slot: &Slot| {
         let worker = run.fleet.roster.at(*slot);

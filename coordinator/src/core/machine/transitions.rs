@@ -49,8 +49,8 @@ impl Run {
         self.lose_to(slot, failure, None);
     }
 
-    /// The same of a worker whose process a sample has ended, if one has: the quarantine bounds how often
-    /// that may be, so that it costs no restart.
+    /// A worker is gone as in [`lose`](Self::lose), its process ended by a sample if there is one: the
+    /// quarantine bounds how often that may be, so that it costs no restart.
     pub(super) fn lose_to(&mut self, slot: Slot, failure: Failure, sample: Option<BadSample>) {
         self.fleet.lose(slot, &mut self.out);
         if failure.kind == CauseKind::Hardware && !self.health.is_cordoned(slot) {
@@ -246,7 +246,8 @@ impl Run {
         self.let_go();
     }
 
-    /// Of the workers that wait, those at these slots have ranks from now on; the others are spares.
+    /// Tells the workers that wait at these slots that they have ranks from now on, and that the others are
+    /// spares.
     fn tell_who_stands_in(&mut self, slots: &[Slot]) {
         let was_spare =
             |slot: &Slot| self.fleet.roster.living_at(*slot).is_some_and(|worker| worker.without.spare);

@@ -130,7 +130,7 @@ fn machines(world: u64, seed: u64) -> Vec<Machine> {
     (0..world).map(|rank| Machine::new(1_000_003 * seed + rank)).collect()
 }
 
-/// Of these seeds: thresholds were chosen on them, and others name a rank now and then, by how often
+/// Seeds on which thresholds were chosen; others name a rank now and then, as often as
 /// `docs/decisions/wrong-ranks.md` says.
 #[test]
 fn ten_thousand_calm_steps_name_no_rank() {

@@ -1,4 +1,4 @@
-//! Of the machine's actions, those that a test looks at.
+//! The machine's actions that a test looks at.
 
 use super::{Action, Directive, NODE_LINE, News, RunPhase, StreamId};
 

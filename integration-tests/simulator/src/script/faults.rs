@@ -152,7 +152,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Of a process that is known.
+    /// Places where a process is known already.
     pub const KNOWN: [Self; 6] =
         [Self::Load, Self::Connect, Self::Forward, Self::Communication, Self::Checkpoint, Self::Evaluation];
 

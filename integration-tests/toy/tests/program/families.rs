@@ -63,7 +63,7 @@ impl Family {
         self.with("run", &file, name, &[&SHORT, overrides].concat())
     }
 
-    /// The same to its end; returns `summary.json`.
+    /// Trains the family's own file to its end; returns `summary.json`.
     fn train(&self, name: &str, overrides: &[&str]) -> Value {
         self.finish(name, self.run(name, overrides))
     }
@@ -164,10 +164,10 @@ fn an_adapter_has_the_familys_own_names() {
     assert!(readme.contains("QuiltForConditionalGeneration"), "{readme}");
 }
 
-/// Of predicted peaks, relative to what runs then take.
+/// The most that a run's peak may differ from the predicted one, relative to what it then takes.
 const PLANNED: f64 = 0.03;
-/// The same where features are computed to be kept: whether the next batch lies ready meanwhile is the data
-/// threads' doing, and is planned for. With it the plan was 2.4 % above, without it 3.9 %.
+/// As [`PLANNED`], where features are computed to be kept: whether the next batch lies ready meanwhile is the
+/// data threads' doing, and is planned for. With it the plan was 2.4 % above, without it 3.9 %.
 const PLANNED_WITH_FEATURES: f64 = 0.05;
 
 #[test]

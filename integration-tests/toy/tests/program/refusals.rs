@@ -30,7 +30,7 @@ fn a_key_of_another_task_is_told_with_its_task() {
     let toy = Toy::new(20);
     let (code, printed) = refused(toy.command("run", &["lora.rank=8"]));
     assert_eq!(code, Some(2), "{printed}");
-    let message = "is a key of the task `vla_flow`, and this file's is `regression`";
+    let message = "is a key of the task `vla_flow`, but the task of this file is `regression`";
     assert!(printed.contains("lora") && printed.contains(message), "{printed}");
     assert!(!toy.path("run").exists());
 }

@@ -46,8 +46,8 @@ impl Toy {
         Self { dir }
     }
 
-    /// The same with one row whose inputs are so large that a network cannot take them: finite, but not their
-    /// products.
+    /// Rows of a wave, and one whose inputs are so large that a network cannot take them: finite, but not
+    /// their products.
     pub fn with_huge_row(rows: usize, row: usize, value: f64) -> Self {
         let toy = Self::new(rows);
         let wave = |row: usize, step: f64| (row as f64 * step).sin();

@@ -17,7 +17,7 @@ use crate::report::{
 /// Ranks that have a row; those with the largest peaks if there are more.
 const MOST_RANKS: usize = 64;
 
-/// Of a run's summary: nothing where it has none.
+/// The section of a run's memory, from its summary: nothing where it has none.
 pub(super) fn section(run: &ReportedRun) -> Option<Html> {
     let summary = &run.dir.summary;
     let points = run.series("memory/peak_bytes");

@@ -67,12 +67,12 @@ pub fn endpoint(env: Env) -> Result<Option<Endpoint>, String> {
     let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
     if let Some(other) = protocols.iter().find_map(|name| env(name)).filter(|protocol| protocol != "grpc") {
         return Err(format!(
-            "no traces are sent: only OTLP over gRPC is supported, and the environment asks for {other}"
+            "no traces are sent: only OTLP over gRPC is supported, but the environment asks for {other}"
         ));
     }
     if !url.starts_with("http://") {
         return Err(format!(
-            "no traces are sent: {name} is {url}, and only http://HOST:PORT is supported; use a collector \
+            "no traces are sent: {name} is {url}, but only http://HOST:PORT is supported; use a collector \
              on this machine (http://localhost:4317) that forwards them"
         ));
     }

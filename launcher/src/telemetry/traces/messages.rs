@@ -92,7 +92,7 @@ pub struct AnyValue {
     pub value: Option<Value>,
 }
 
-/// The same.
+/// The value of an attribute.
 #[derive(Clone, PartialEq, Oneof)]
 pub enum Value {
     #[prost(string, tag = "1")]

@@ -20,7 +20,7 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// The same, entered now.
+    /// This stretch, entered now.
     pub fn entered(self) -> Self {
         Self { begun: now(), ..self }
     }

@@ -52,7 +52,7 @@ fn contradictions_are_reported_all_at_once_with_their_places() {
          override `head.width=0`: head.width: must be at least 1, is 0\n    help: give a positive whole number\n\
          override `optimizer.lr.head=.nan`: optimizer.lr.head: must be a finite number of at least 0, is NaN\n    \
          help: write a number in that range\n\
-         override `memory.offload=layers`: memory.offload: is `layers`, and nothing is frozen\n    help: remove it",
+         override `memory.offload=layers`: memory.offload: is `layers`, but nothing is frozen\n    help: remove it",
     );
 }
 

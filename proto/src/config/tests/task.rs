@@ -29,8 +29,7 @@ fn an_unknown_task_is_told_with_those_there_are() {
 
 #[test]
 fn a_key_of_another_task_says_whose_it_is() {
-    let expected =
-        "is a key of the task `other`, and this file's is `toy`\n    help: remove it, or set `task.type`";
+    let expected = "is a key of the task `other`, but the task of this file is `toy`\n    help: remove it, or set `task.type`";
     refuses(&format!("{SMALL}tail: {{length: 3}}\n"), &[], &format!("run.yaml:11:1: tail: {expected}"));
     refuses(SMALL, &["tail.length=3"], &format!("override `tail.length=3`: tail: {expected}"));
 }

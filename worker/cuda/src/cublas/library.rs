@@ -184,7 +184,7 @@ unsafe impl Send for Handle {}
 pub struct Plan {
     library: &'static CublasLt,
     operation: Opaque,
-    /// Of A, B and D; what is added lies as D does.
+    /// Layouts of A, B and D; what is added lies as D does.
     layouts: [Opaque; 3],
     algorithm: Algorithm,
 }
@@ -194,9 +194,9 @@ unsafe impl Send for Plan {}
 
 /// Where the three matrices are, and the workspace.
 pub struct Places {
-    /// Of A, B and D.
+    /// Addresses of A, B and D.
     pub matrices: [u64; 3],
-    /// Of what is added, if the shape says so.
+    /// Address of what is added, if the shape says so.
     pub bias: Option<u64>,
     pub more: Option<u64>,
     pub workspace: u64,

@@ -115,7 +115,7 @@ struct Products {
     known: Mutex<HashMap<DeviceId, GpuRecord>>,
 }
 
-/// Of one GPU: the thread that gives it orders, and whether the library takes a shape there.
+/// One GPU's record: the thread that gives it orders, and whether the library takes a shape there.
 struct GpuRecord {
     thread: DeviceHandle<Server>,
     shapes: HashMap<Shape, bool>,
@@ -144,9 +144,9 @@ struct Order {
     gpus: Arc<Gpus>,
     device: DeviceId,
     shape: Shape,
-    /// Of A, B and D.
+    /// Memory of A, B and D.
     memory: [Binding; 3],
-    /// Of a bias, and of what else is added.
+    /// Memory of a bias, and of what else is added.
     added: [Option<Binding>; 2],
     stream: StreamId,
 }
@@ -245,7 +245,8 @@ impl Order {
         }
     }
 
-    /// The same for a shape that was taken before: nobody hears of an error, so its result must not be used.
+    /// Gives the product to the GPU where its shape was taken before: nobody hears of an error, so its result
+    /// must not be used.
     fn carry_out_or_spoil(&self, server: &mut Server) {
         let Err(why) = self.carry_out(server) else { return };
         if !self.gpus.failed.swap(true, Ordering::Relaxed) {
@@ -264,7 +265,7 @@ impl Order {
         self.memory.clone().map(|memory| self.place(server, memory))
     }
 
-    /// The same of one.
+    /// The address of one matrix.
     fn place(&self, server: &mut Server, memory: Binding) -> u64 {
         let found = server.get_resource(memory, self.stream);
         found.expect("memory of a product is there unless it was refused").resource().ptr

@@ -44,7 +44,7 @@ impl Region {
     /// The memory of a buffer that [`Region::reaches`], when the driver has been told everything that burn
     /// was told so far. What went wrong with that is said here.
     pub fn of(buffer: &dyn DeviceBuffer, bytes: usize) -> Result<Self, TransportError> {
-        let unreachable = || TransportError("a buffer has changed its place".to_owned());
+        let unreachable = || TransportError("a buffer has moved in GPU memory".to_owned());
         let tensor = tensor_of(buffer, bytes).ok_or_else(unreachable)?.clone();
         let primitive = tensor.clone().into_primitive().tensor();
         primitive.client.flush().map_err(transport_error)?;

@@ -24,8 +24,8 @@ fn in_bfloat16(device: Device) {
     }
 }
 
-/// The same fixture in float16, whose mantissa is three bits longer: a quarter of what autocast in bfloat16
-/// is off.
+/// The fixtures of [`in_bfloat16`] in float16, whose mantissa is three bits longer: a quarter of what
+/// autocast in bfloat16 is off.
 fn in_float16(device: Device) {
     for case in IN_BFLOAT16 {
         let Tolerance { gradients, .. } = Tolerance::of_autocast(case);

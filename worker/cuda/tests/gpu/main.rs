@@ -39,7 +39,7 @@ fn gpus(test: &str) -> Option<usize> {
     skipped_unless(test, NVIDIA.probe().map(|gpus| gpus.count).map_err(|missing| missing.to_string()))
 }
 
-/// The same, where NCCL is needed as well.
+/// The GPUs of this machine, where NCCL is there as well.
 fn gpus_with_nccl(test: &str) -> Option<usize> {
     let count = gpus(test)?;
     skipped_unless(test, NVIDIA.nccl().map(|_| count).map_err(|missing| missing.to_string()))

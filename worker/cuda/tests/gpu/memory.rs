@@ -22,7 +22,7 @@ fn peaks(settings: &[&str]) -> [u64; 2] {
         .expect("one JSON object a line");
     let of = |phase: &str| last["phases"][phase]["in_use"].as_u64().expect("it has run");
     let ask = Ask { micro_batch: 4, world: 1, rank: 0, place: Place::Gpu };
-    let predicted = Subject::read(&spec, coxswain_models::families::shelf())
+    let predicted = Subject::from_spec(&spec, coxswain_models::families::shelf())
         .expect("its files are in the repository")
         .predict(ask);
     [of("forward").max(of("backward")), predicted.peak() - predicted.of(Category::Framework)]

@@ -41,7 +41,7 @@ impl fmt::Display for Misfit {
         match self {
             Self::Missing => f.write_str("a value is missing (null)"),
             Self::Length { axis, found, wanted } => {
-                write!(f, "axis {axis} has {found} elements, info.json says {wanted}")
+                write!(f, "axis {axis} has {found} elements, but info.json says {wanted}")
             }
         }
     }
@@ -78,11 +78,14 @@ const REMEDY: &str = "; record the feature as info.json has it, or correct info.
 pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<RowFault>), ColumnFault> {
     let (stored, wrong) = (stored(column.descriptor()), ColumnFault::Column);
     let Some(lists) = Lists::of(column.root()) else {
-        return Err(wrong(format!("stored as groups of {stored}, info.json says shape {shape:?}{REMEDY}")));
+        return Err(wrong(format!(
+            "stored as groups of {stored}, but info.json says shape {shape:?}{REMEDY}"
+        )));
     };
     let depth = lists.with_item.len();
     if depth > shape.len() || shape[depth..].iter().product::<usize>() != 1 {
-        let fault = format!("stored as {stored} in {depth} lists, info.json says shape {shape:?}{REMEDY}");
+        let fault =
+            format!("stored as {stored} in {depth} lists, but info.json says shape {shape:?}{REMEDY}");
         return Err(wrong(fault));
     }
     let Some(values) = floats(column)? else {
@@ -92,7 +95,9 @@ pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<Ro
     if lists.are_whole(&values, &shape[..depth]) {
         return match found == rows * shape.iter().product::<usize>() {
             true => Ok((values.present, Vec::new())),
-            false => Err(wrong(format!("{found} numbers in {rows} rows, info.json says shape {shape:?}"))),
+            false => {
+                Err(wrong(format!("{found} numbers in {rows} rows, but info.json says shape {shape:?}")))
+            }
         };
     }
     lists.row_by_row(&values, &shape[..depth])
@@ -370,7 +375,7 @@ mod tests {
 
     #[test]
     fn rows_of_another_shape_are_named_and_the_others_are_read() {
-        let length = |axis, found| format!("axis {axis} has {found} elements, info.json says 2");
+        let length = |axis, found| format!("axis {axis} has {found} elements, but info.json says 2");
         let short = values(&[2; 7], &[0, 2, 1, 2, 0, 2, 1]);
         assert_eq!(faults(&short, &lists(2), &[2, 2]), [(1, length(1, 1))]);
         let long = values(&[2; 10], &[0, 2, 1, 2, 1, 2, 0, 2, 1, 2]);
@@ -391,7 +396,7 @@ mod tests {
             faults(&values(&[3, 3, 3, 2], &[0, 1, 0, 1]), &nullable, &[2]),
             std::slice::from_ref(&missing)
         );
-        let no_list = (1, "axis 0 has 0 elements, info.json says 2".to_string());
+        let no_list = (1, "axis 0 has 0 elements, but info.json says 2".to_string());
         assert_eq!(faults(&values(&[3, 3, 0], &[0, 1, 0]), &nullable, &[2]), [no_list]);
         let scalar = Lists { with_item: Vec::new(), with_value: 1 };
         assert_eq!(faults(&values(&[1, 0], &[]), &scalar, &[]), [missing]);

@@ -182,7 +182,7 @@ pub fn parquet_files(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// The same on a server that does not list: as LeRobot numbers them, until one is not there.
+/// Parquet files on a server that does not list: as LeRobot numbers them, until one is not there.
 fn numbered(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for chunk in 0.. {

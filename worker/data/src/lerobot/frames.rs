@@ -18,7 +18,7 @@ use coxswain_video::{Codec, Counts, DecoderPool, Fault, Moov, Picture, Rotation,
 
 use super::cache::{Lru, lock};
 use super::catalog::Catalog;
-use super::info::Feature;
+use super::feature::Feature;
 use super::videos::{Span, VideoTable};
 use crate::{
     error::DataError,
@@ -220,7 +220,7 @@ impl FrameStore {
             );
             return Err(DataError::invalid(path, name, found, remedy));
         }
-        let found = format!("{stated} (height x width), the frames of {} are {seen}", path.display());
+        let found = format!("{stated} (height x width), but the frames of {} are {seen}", path.display());
         let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
         Err(DataError::invalid(&catalog.info.path, format!("features.{name}.shape"), found, remedy))
     }

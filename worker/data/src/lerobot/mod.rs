@@ -8,6 +8,7 @@ mod cache;
 mod catalog;
 mod columns;
 pub mod episodes;
+pub mod feature;
 pub mod frames;
 pub mod info;
 pub mod rows;

@@ -23,13 +23,13 @@ const DEPTH: usize = 64;
 pub enum Kind {
     Bool,
     Byte,
-    /// Of 16, 32 or 64 bits: all are written alike.
+    /// A number of 16, 32 or 64 bits: all are written alike.
     Number,
     Double,
     Binary,
     List(&'static Kind),
     Struct(Fields),
-    /// Of a field that the format does not have, or that parquet's reader passes over.
+    /// A value of any type, in a field that the format does not have, or that parquet's reader passes over.
     Any,
 }
 

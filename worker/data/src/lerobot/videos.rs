@@ -142,7 +142,7 @@ impl VideoTable {
         self.by_file[self.files[file as usize].episodes.clone()].iter().map(|episode| u64::from(*episode))
     }
 
-    /// The same as `data.exclude_episodes` lists them.
+    /// The episodes in `file` as `data.exclude_episodes` lists them.
     pub fn listed(&self, file: u32) -> String {
         let mut episodes: Vec<_> = self.episodes_of(file).collect();
         episodes.sort_unstable();

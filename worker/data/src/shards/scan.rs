@@ -57,7 +57,7 @@ struct Scan<'a> {
     long_name: Option<String>,
     /// By key, where its sample begins.
     begins: HashMap<String, u64>,
-    /// Of the sample at hand: its key, and endings.
+    /// Key and endings of the sample at hand.
     key: Option<String>,
     endings: Vec<String>,
     passed_over: PassedOver,

@@ -182,7 +182,7 @@ impl Shards {
     pub fn head(&self, member: MemberId, most: u64) -> Result<Vec<u8>, DataError> {
         let Member { block, bytes, .. } = *self.member(member);
         if most > LARGEST.into() && bytes > LARGEST {
-            let found = format!("has {bytes} bytes, and at most {LARGEST} are read at once");
+            let found = format!("has {bytes} bytes, but at most {LARGEST} are read at once");
             return Err(self.fault(member, found, "make it smaller, or take the sample out"));
         }
         let mut content = vec![0; u64::from(bytes).min(most) as usize];

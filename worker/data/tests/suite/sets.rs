@@ -17,7 +17,7 @@ pub struct Layout {
     pub version: &'static str,
     /// Path below the data set, and the clip that lies there.
     pub videos: &'static [(&'static str, &'static str)],
-    /// Of each episode: its length, then clip and first frame in it for front and wrist.
+    /// Each episode's length, then clip and first frame in it for front and wrist.
     pub episodes: &'static [(u64, First, First)],
 }
 
@@ -62,7 +62,7 @@ impl Layout {
         dir
     }
 
-    /// Of each sample: clip and frame for front and wrist.
+    /// Clip and frame of each sample, for front and wrist.
     pub fn samples(&self) -> Vec<[(&'static str, usize); 2]> {
         let of = |&(length, front, wrist): &(u64, (&'static str, usize), (&'static str, usize))| {
             (0..length as usize).map(move |n| [(front.0, front.1 + n), (wrist.0, wrist.1 + n)])

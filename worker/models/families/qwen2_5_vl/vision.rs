@@ -37,7 +37,7 @@ use coxswain_nn::{
 /// A model of the family.
 pub type QwenVl<B> = TwoTowers<B, WindowTower<B>>;
 
-/// Of every norm of the tower; not configurable in Transformers either.
+/// Epsilon of every norm of the tower; not configurable in Transformers either.
 const NORM_EPS: f64 = 1e-6;
 
 /// What all vision blocks share within one micro-batch.
@@ -56,7 +56,7 @@ pub struct VisionContext<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> VisionContext<B> {
-    /// Of images of these grids, `(t, h, w)` in patches.
+    /// The context of images of these grids, `(t, h, w)` in patches.
     pub fn new(config: &VisionConfig, grids: &[[u32; 3]], device: &B::Device) -> Result<Self, TokenError> {
         let plan = WindowPlan::new(config, grids)?;
         let places: Vec<i32> = plan.places().into_iter().map(|place| place as i32).collect();

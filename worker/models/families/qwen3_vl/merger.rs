@@ -10,7 +10,7 @@ use coxswain_nn::{
 use super::config::DeepStackConfig;
 use crate::pretrained::{error::ModelError, loader::Loader, stack::Norms};
 
-/// Of every norm of the tower; not configurable in Transformers either.
+/// Epsilon of every norm of the tower; not configurable in Transformers either.
 const NORM_EPS: f64 = 1e-6;
 
 /// `(x - mean) / deviation * gain + bias`.
@@ -35,7 +35,7 @@ impl<B: ModelBackend> LayerNorm<B> {
         Ok(Self { gain_d: loader.gain(&gain.0, gain.1)?, bias_d: loader.gain(&bias.0, bias.1)? })
     }
 
-    /// Of rows, `[n, d]`.
+    /// Normalises rows, `[n, d]`.
     pub fn forward<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, x_nd: Tensor<T, 2>) -> Tensor<T, 2> {
         let [gain_d, bias_d] = [&self.gain_d, &self.bias_d].map(|weight_d| weight_d.on_tape(params));
         let d = x_nd.dims()[1];

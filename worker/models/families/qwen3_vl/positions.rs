@@ -10,7 +10,7 @@ use crate::pretrained::pictures::ImageShape;
 /// Entries of the table that each patch has, and how much of each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResampledPositions {
-    /// Of each of four neighbours, its number in the table for each patch.
+    /// Numbers in the table of each patch's four neighbours.
     pub entries: [Vec<i32>; 4],
     /// How much of it.
     pub shares: [Vec<f32>; 4],

@@ -196,7 +196,7 @@ impl<B: ModelBackend> DeepStackStem<B> {
 pub struct DeepStackTower<B: ModelBackend> {
     stem: DeepStackStem<B>,
     merger: Merger<B>,
-    /// Of each stream.
+    /// Mergers of the streams.
     streams: Vec<Merger<B>>,
 }
 

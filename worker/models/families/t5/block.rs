@@ -103,7 +103,7 @@ impl<B: ModelBackend> T5Block<B> {
 pub struct InContext<'a, B: ModelBackend> {
     /// The block.
     pub block: &'a T5Block<B>,
-    /// Of the micro-batch.
+    /// The micro-batch's context.
     pub context: &'a T5Context<B>,
     /// Whether the table trains of what is added to its scores.
     pub bias_trains: bool,

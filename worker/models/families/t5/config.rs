@@ -44,7 +44,7 @@ pub struct T5Config {
     pub decoder_layers: usize,
     /// Buckets of relative positions, and the distance from which on all share the last one.
     pub buckets: [usize; 2],
-    /// Of the norms.
+    /// Epsilon of the norms.
     pub eps: f64,
     /// Kind of the feed-forward layers.
     pub feed_forward: FeedForward,
@@ -87,7 +87,7 @@ impl T5Config {
         let may_be_own = !tied || kind == "mt5" || !scale;
         if f.bool("tie_word_embeddings")? == Some(false) && stored(HEAD) == Some(false) {
             let problem = format!(
-                "false, and the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
+                "false, but the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
                  if the embedding table is the head"
             );
             return Err(f.error("tie_word_embeddings", problem));

@@ -47,7 +47,7 @@ pub struct T5Context<B: ModelBackend> {
     pub decoder_bias: PositionBias<B>,
     /// Against padding of a source, `[b, 1, 1, s]`; none where nothing is padded.
     pub padding: Option<Tensor<B, 4>>,
-    /// Of a pass whose adapters drop some of what they read.
+    /// Rows of a pass whose adapters drop some of what they read.
     pub dropout: Option<TextRows<B>>,
 }
 
@@ -57,7 +57,7 @@ impl<B: ModelBackend> T5Context<B> {
         self.padding.clone().map(T::lift)
     }
 
-    /// The same for a pass whose adapters drop by these rows.
+    /// This context for a pass whose adapters drop by these rows.
     pub fn dropping(self, dropout: Option<TextRows<B>>) -> Self {
         Self { dropout, ..self }
     }
@@ -73,7 +73,7 @@ pub struct TextRows<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> TextRows<B> {
-    /// Of these texts.
+    /// Rows of these texts.
     pub fn from_texts(texts: &Texts<'_>, rows: DropoutKeys<'_>, device: &B::Device) -> Self {
         let DropoutKeys { seed, step, samples, .. } = rows;
         let [source, target] = [texts.source, texts.target].map(|ids| {
@@ -84,7 +84,7 @@ impl<B: ModelBackend> TextRows<B> {
         Self::of_words([source, target], device)
     }
 
-    /// Of one word a token of sources, and of targets.
+    /// Rows with one word a token of sources, and of targets.
     pub fn of_words(words: [Vec<u64>; 2], device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);
         let [source, target] = words.map(|words| DropoutRows::new(words, device));

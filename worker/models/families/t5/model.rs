@@ -79,7 +79,7 @@ impl<B: Tape<Base = B>> T5Stack<B> {
 pub struct T5<B: ModelBackend> {
     /// Sizes.
     pub config: T5Config,
-    /// The same for tasks.
+    /// The sizes as tasks see them.
     pub outline: TextModelOutline,
     /// What reads the source.
     pub encoder: T5Stack<B>,

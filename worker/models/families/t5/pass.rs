@@ -33,12 +33,12 @@ pub const ENCODER: &str = "encoder";
 pub const DECODER: &str = "decoder";
 
 impl<B: Tape<Base = B>> T5Context<B> {
-    /// Of these texts, for a pass without a backward one.
+    /// The context of these texts, for a pass without a backward one.
     pub fn new(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
         Self::from_texts(model, trainables, texts, false)
     }
 
-    /// Of these texts, for a pass that trains.
+    /// The context of these texts, for a pass that trains.
     pub fn of_training(model: &T5<B>, trainables: &Trainables<B>, texts: &Texts<'_>) -> Self {
         Self::from_texts(model, trainables, texts, true)
     }
@@ -65,7 +65,7 @@ impl<B: Tape<Base = B>> T5Context<B> {
 pub struct T5Run<'a, B: Tape<Base = B>> {
     /// The model.
     pub model: &'a T5<B>,
-    /// Of the micro-batch.
+    /// The micro-batch's context.
     pub context: &'a T5Context<B>,
     /// Values of what trains.
     pub trainables: &'a Trainables<B>,

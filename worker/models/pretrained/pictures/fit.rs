@@ -24,7 +24,7 @@ pub enum Fit {
     Crop {
         /// So many parts of each side.
         parts: u32,
-        /// Of so many.
+        /// How many parts a side has.
         of: u32,
     },
 }

@@ -173,7 +173,7 @@ pub fn smart_resize(
     let (h, w, f) = (height as f64, width as f64, factor as f64);
     if height == 0 || width == 0 || h.max(w) / h.min(w) > MAX_ASPECT {
         return Err(format!(
-            "an image of {height}x{width} pixels is too narrow: one side may be 200 times the other"
+            "an image of {height}x{width} pixels is too narrow: one side may be at most 200 times as long as the other"
         ));
     }
     let nearest = |side: f64| (side / f).round_ties_even() * f;

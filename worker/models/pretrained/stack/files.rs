@@ -61,7 +61,7 @@ pub(crate) struct Files {
     pub(super) blocks: Vec<Vec<TensorRequest>>,
     /// Whether a tensor may be the mapped file itself.
     share: bool,
-    /// Of blocks that are shared out: this rank's part, once it has one.
+    /// This rank's part of blocks that are shared out, once it has one.
     shared: Option<RwLock<Option<Arc<TowerShare>>>>,
     /// Bytes in memory.
     pub(super) now: AtomicU64,
@@ -76,7 +76,7 @@ pub(super) struct FetchedBlock<'l> {
 }
 
 impl Files {
-    /// Of these blocks, in the files that `loader` reads.
+    /// Files of these blocks, as `loader` reads them.
     pub(super) fn new<B: ModelBackend>(loader: &Loader<'_, B>, blocks: Vec<Vec<TensorRequest>>) -> Self {
         Self {
             checkpoint: Arc::clone(loader.checkpoint),

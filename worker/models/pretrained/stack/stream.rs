@@ -50,7 +50,7 @@ use coxswain_nn::{
 pub(super) struct StreamedTower<B: ModelBackend, K: Assemble<B>> {
     sizes: K::Sizes,
     files: Arc<Files>,
-    /// Of each block, what is known of it without its files.
+    /// What is known of each block without its files.
     known: Vec<ResidentBlock>,
     device: B::Device,
 }
@@ -61,7 +61,7 @@ struct ResidentBlock {
     linears: Vec<ResidentLinear>,
 }
 
-/// The same of a linear: which of its tensors train, and so are not read.
+/// What is known of a linear without the files: which of its tensors train, and so are not read.
 #[derive(Clone, Copy)]
 struct ResidentLinear {
     weight: Option<ParamId>,

@@ -99,7 +99,8 @@ pub fn lora_linear<B: WeightOps>(
     low_rank(saved, dy_no, wants_dx).beside(dense_ni)
 }
 
-/// The same without the weight: what the update alone adds to the gradient of `x`, and its own gradients.
+/// The gradients without the weight: what the update alone adds to the gradient of `x`, and its own
+/// gradients.
 pub fn low_rank<B: Backend>(
     saved: LowRankSaved<B>,
     dy_no: Tensor<B, 2>,

@@ -42,7 +42,7 @@ pub trait Scores: ModelBackend {
     /// its sum of exponentials.
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>);
 
-    /// The same weights, made again.
+    /// The weights of [`weigh`](Self::weigh), made again.
     fn weigh_again(scores: Tensor<Self, 4>, lse_bnh: Tensor<Self, 3>, seen: &Keys<Self>) -> Tensor<Self, 4>;
 
     /// The gradient of scores: `weights * (dweights - delta) * scale`.
@@ -366,7 +366,7 @@ fn dense_gradients<B: Scores>(
     [joined(dqs), dk, dv]
 }
 
-/// The same in the order of its axes: copied once here, where a projection and the backward pass both read
+/// A tensor in the order of its axes: copied once here, where a projection and the backward pass both read
 /// it.
 fn by_token<B: Backend>(x_bshk: Tensor<B, 4>) -> Tensor<B, 4> {
     let [batch, tokens, heads, dim] = x_bshk.dims();

@@ -28,7 +28,7 @@ pub(super) const SECOND: u32 = 0x846c_a68b;
 #[derive(Clone, Debug)]
 pub struct DropoutRows<B: Backend> {
     words: Arc<[u64]>,
-    /// The same as pairs of 32-bit words, lower first, where kernels read them.
+    /// The rows' words as pairs of 32-bit words, lower first, where kernels read them.
     on_device: Option<Tensor<B, 1, Int>>,
 }
 
@@ -45,7 +45,7 @@ impl<B: Backend> DropoutRows<B> {
         Self { words: rows.map(|row| self.words[row]).collect(), on_device: None }
     }
 
-    /// The same rows on another backend, whose tensors `change` makes.
+    /// These rows on another backend, whose tensors `change` makes.
     pub fn changed<C: Backend>(
         self,
         change: impl FnOnce(Tensor<B, 1, Int>) -> Tensor<C, 1, Int>,

@@ -162,7 +162,8 @@ pub trait LinearOps: RowOps + WeightOps {
         backward::low_rank(saved, dy_no, wants_dx).beside(dense_ni)
     }
 
-    /// The same, with the gradient of `x` added to `sum`, that by way of others who read it.
+    /// The gradients under [`lora_linear`](Self::lora_linear), that of `x` added to `sum`, its gradient by
+    /// way of others who read it.
     fn lora_linear_backward_residual(
         sum_ni: Tensor<Self, 2>,
         saved: LowRankSaved<Self>,
@@ -177,7 +178,7 @@ pub trait LinearOps: RowOps + WeightOps {
         Self::joined_saving(x_ni, &layers).0
     }
 
-    /// The same, and `scale * x a^T` of each update, side by side.
+    /// The product of [`joined`](Self::joined), and `scale * x a^T` of each update, side by side.
     fn joined_saving(
         x_ni: Tensor<Self, 2>,
         layers: &JoinedLayers<Self>,

@@ -18,7 +18,8 @@ pub enum AttentionMask {
     /// One batch row cut into consecutive segments that do not see each other: `[0, e1, e2, .., s]`
     /// (`cu_seqlens`).
     Segments(Arc<[u32]>),
-    /// The same, and of its segment a query sees only the keys at or before it.
+    /// One batch row cut into [`Segments`](Self::Segments), of which a query sees only the keys at or before
+    /// it.
     CausalSegments(Arc<[u32]>),
 }
 
@@ -48,7 +49,7 @@ pub struct LowRank<B: Backend> {
 }
 
 impl<B: Backend> LowRank<B> {
-    /// The same for so many rows of its input from `first` on.
+    /// This update for so many rows of its input from `first` on.
     pub fn of_rows(&self, first: usize, count: usize) -> Self {
         let dropout = self
             .dropout
@@ -147,9 +148,9 @@ pub struct JoinedSaved<B: Backend> {
 /// Gradients of [`LinearOps::joined`](super::LinearOps::joined).
 #[derive(Clone, Debug)]
 pub struct JoinedGradients<B: Backend> {
-    /// Of the input, if asked for.
+    /// The gradient of the input, if asked for.
     pub dx_ni: Option<Tensor<B, 2>>,
-    /// Of the two matrices of each update.
+    /// The gradients of the two matrices of each update.
     pub updates: Vec<[Tensor<B, 2>; 2]>,
 }
 
@@ -206,11 +207,11 @@ pub struct LowRankSaved<B: Backend> {
 /// Gradients of [`LinearOps::lora_linear`](super::LinearOps::lora_linear).
 #[derive(Clone, Debug)]
 pub struct LowRankGradients<B: Backend> {
-    /// Of the input, if asked for.
+    /// The gradient of the input, if asked for.
     pub dx_ni: Option<Tensor<B, 2>>,
-    /// Of the down projection.
+    /// The gradient of the down projection.
     pub da_ri: Tensor<B, 2>,
-    /// Of the up projection.
+    /// The gradient of the up projection.
     pub db_or: Tensor<B, 2>,
 }
 
@@ -275,7 +276,7 @@ impl GradientSlot<'_> {
 /// What [`cross_entropy`](super::RowOps::cross_entropy) says of rows of logits.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<B: Backend> {
-    /// Of each row its loss and its target's margin, `[n, 2]`.
+    /// Each row's loss and its target's margin, `[n, 2]`.
     pub rows: Vec<[f32; 2]>,
     /// The gradient of the losses' sum, `[n, v]`, if it was asked for.
     pub dlogits_nv: Option<Tensor<B, 2>>,

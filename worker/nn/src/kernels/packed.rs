@@ -36,7 +36,7 @@ impl<B: Backend> PackedMatrix<B> {
         self.words.clone()
     }
 
-    /// The same on another backend, whose tensors `change` makes.
+    /// This matrix on another backend, whose tensors `change` makes.
     pub(super) fn changed<C: Backend>(
         self,
         change: impl FnOnce(Tensor<B, 1, Int>) -> Tensor<C, 1, Int>,

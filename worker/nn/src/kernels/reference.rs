@@ -145,7 +145,7 @@ pub fn lora_linear_saving<B: Backend>(
     (linear(x_ni, w_oi, bias_o) + low_no, down_nr)
 }
 
-/// The same without the weight: what the update alone adds, `[n, o]`, and `scale * x a^T`.
+/// A linear with an update, without the weight: what the update alone adds, `[n, o]`, and `scale * x a^T`.
 pub fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, update: &LowRank<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let dtype = x_ni.dtype();
     let a_ri = same_dtype(update.a_ri.clone(), dtype);

@@ -163,7 +163,8 @@ pub trait RowOps: Backend {
         backward::layer_norm(x_nd, dy_nd, eps)
     }
 
-    /// The same, added to `sum`, the gradient of `x` by way of others who read it.
+    /// The gradient of `x` under [`layer_norm`](Self::layer_norm), added to `sum`, its gradient by way of
+    /// others who read it.
     fn layer_norm_backward_residual(
         sum_nd: Tensor<Self, 2>,
         x_nd: Tensor<Self, 2>,

@@ -34,7 +34,7 @@ pub fn upload<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Dev
     in_pieces(data, device, PIECE)
 }
 
-/// The same in pieces of so many bytes, a multiple of the elements' size.
+/// Uploads values in pieces of so many bytes, a multiple of the elements' size.
 fn in_pieces<B: ModelBackend, const D: usize>(
     data: TensorData,
     device: &B::Device,

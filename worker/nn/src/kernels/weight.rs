@@ -29,7 +29,7 @@ pub enum Weight<B: Backend> {
     Dense(Tensor<B, 2>),
     /// Constants of few bits, in host memory and shared.
     Quantized(Arc<QuantizedMatrix>),
-    /// The same on a device: one matrix, or those of joined layers, one below the other.
+    /// Constants of few bits on a device: one matrix, or those of joined layers, one below the other.
     Packed(Vec<PackedMatrix<B>>),
 }
 

@@ -18,7 +18,7 @@ use crate::{
 pub struct Adapter {
     a_ri: ParamId,
     b_or: ParamId,
-    /// Of DoRA.
+    /// DoRA's magnitudes.
     magnitude_o: Option<ParamId>,
     scale: f64,
     /// What dropout drops of the module's input, and how much of it.
@@ -48,8 +48,8 @@ impl Adapter {
         Some(Self { module: module_word(module), dropout: plan.recipe().dropout, ..adapter })
     }
 
-    /// The same for a linear that is not the pretrained model's: in a group of its own, under its own name.
-    /// Such adapters drop nothing and have no magnitudes.
+    /// Registers the adapter that `plan` has for a linear that is not the pretrained model's: in a group of
+    /// its own, under its own name. Such adapters drop nothing and have no magnitudes.
     pub fn register_in(
         group: Group,
         module: &str,

@@ -55,7 +55,7 @@ const ORIGINAL: &str = ".original_module.";
 pub struct PeftAdapter {
     plan: LoraPlan,
     saved: TrainedModules,
-    /// Of its tensors.
+    /// Path of its tensors.
     path: PathBuf,
     /// By the name that a layout has for them.
     tensors: BTreeMap<String, StoredTensor>,
@@ -284,7 +284,7 @@ impl Weights<'_> {
         }
     }
 
-    /// Of a bias that trained beside adapters the checkpoint's own name.
+    /// The checkpoint's own name of a bias that trained beside adapters.
     fn bias(&self, key: &str, plan: &LoraPlan) -> Option<String> {
         let module = key.strip_prefix("base_model.model.")?.strip_suffix(".bias")?;
         let module = module.strip_suffix(".base_layer").unwrap_or(module);

@@ -109,7 +109,7 @@ impl LoraPlan {
         Ok(Self { recipe, adapters })
     }
 
-    /// The same adapters under other module paths.
+    /// These adapters under other module paths.
     pub(super) fn renamed(self, names: &HashMap<String, String>) -> Self {
         let adapters = self.adapters.into_iter().map(|(name, spec)| (names[&name].clone(), spec)).collect();
         Self { adapters, ..self }

@@ -37,7 +37,7 @@ static PEAK: AtomicU64 = AtomicU64::new(0);
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// The largest that was restarted since the last [`take_mark`].
 static RESTARTED: AtomicU64 = AtomicU64::new(0);
-/// The same, restarted where guarded work begins and not where a phase's record begins.
+/// The peak, restarted where guarded work begins and not where a phase's record begins.
 static GUARD_PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Wraps an allocator and counts the bytes it has handed out.

@@ -97,7 +97,7 @@ impl<F: Flat> FlatGrads<F> {
         self.zero_between(kept)
     }
 
-    /// The same for a step in which a group rests: what its elements hold is left as it is, and means
+    /// The gradients for a step in which a group rests: what its elements hold is left as it is, and means
     /// nothing.
     pub fn values_but(&mut self, resting: Option<Group>, layout: &TrainableLayout) -> &mut F {
         let resting = layout.params().iter().filter(|param| Some(param.group) == resting);

@@ -129,7 +129,8 @@ impl<T: Tape> LeavingLinear<T> {
         each.collect()
     }
 
-    /// The same, and what a run on a tape would want of them.
+    /// Layers of one input as [`compute_all`](Self::compute_all), and what a run on a tape would want of
+    /// them.
     fn compute_all_noting(x_ni: Tensor<T, 2>, layers: Vec<Self>) -> Vec<LinearOutput<T>> {
         if layers.iter().all(Self::is_plain) {
             return T::linears_saving(x_ni, layers.into_iter().map(|layer| layer.layer).collect());
@@ -174,7 +175,7 @@ impl<T: Tape> LeavingLinear<T> {
         }
     }
 
-    /// The same, and what a run on a tape would want of it.
+    /// `residual` plus the layer, and what a run on a tape would want of it.
     fn compute_residual_noting(
         self,
         residual: Residual<T>,

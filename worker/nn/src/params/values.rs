@@ -99,7 +99,7 @@ impl<B: ModelBackend> Trainables<B> {
         read(&lent.trainables.layout, &values)
     }
 
-    /// The same with the constants behind them, for what a user takes away.
+    /// Lends all values with the constants behind them, for what a user takes away.
     pub fn lend_whole<R>(&mut self, read: impl FnOnce(&TrainableLayout, &[f32]) -> R) -> R {
         let Some(constants) = self.constants.clone() else { return self.lend(read) };
         let constants: Vec<f32> =
@@ -188,13 +188,13 @@ impl<'a, T: Tape> ParamScope<'a, T> {
         Self { trainables, tracked, leaves, left, notebook, activations, dropout: RefCell::default() }
     }
 
-    /// The same for a block whose values are of this precision where they may be kept (`held`); float32
+    /// This scope for a block whose values are of this precision where they may be kept (`held`); float32
     /// unless said.
     pub fn holding(self, activations: ActivationsDtype) -> Self {
         Self { activations, ..self }
     }
 
-    /// The same for a block that trains on these rows, whose adapters drop what their module's rate says;
+    /// This scope for a block that trains on these rows, whose adapters drop what their module's rate says;
     /// nothing is dropped unless said.
     pub fn dropping(self, dropout: Option<DropoutRows<T::Base>>) -> Self {
         Self { dropout: RefCell::new(dropout), ..self }
@@ -348,8 +348,8 @@ impl<'a, T: Tape + AutodiffBackend<InnerBackend = <T as Tape>::Base>> ParamScope
         Self::new(trainables, |view| view.require_grad())
     }
 
-    /// The same for a block that has run before: its linear layers are recalled from `notes` where they are
-    /// in there.
+    /// Parameters as leaves of a block that has run before: its linear layers are recalled from `notes` where
+    /// they are in there.
     pub fn recalling(trainables: &'a Trainables<<T as Tape>::Base>, notes: Notes<T::Base>) -> Self {
         Self { notebook: Notebook::Reading(RefCell::new(notes)), ..Self::tracked(trainables) }
     }

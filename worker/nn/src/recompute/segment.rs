@@ -64,7 +64,7 @@ impl<'a, B: Tape<Base = B>> RecordedSegment<'a, B> {
         Self::run_in(ParamScope::tracked(trainables), segment, inputs)
     }
 
-    /// The same in a scope that may hold notes of an earlier run.
+    /// Runs `segment` in a scope that may hold notes of an earlier run.
     pub fn run_in(
         params: ParamScope<'a, Autodiff<B>>,
         segment: &impl Segment<B>,

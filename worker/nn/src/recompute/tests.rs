@@ -126,7 +126,7 @@ impl Toy {
         Outcome { output: values(y_nd), input_gradient: gradient.input.map(values), gradients }
     }
 
-    /// The same as one graph from input to output, differentiated by burn alone.
+    /// The toy as one graph from input to output, differentiated by burn alone.
     fn whole_graph(&self) -> Outcome {
         let params = ParamScope::<Autodiff<Flex>>::tracked(&self.trainables);
         let x_nd = Tensor::<Autodiff<Flex>, 2>::from_inner(random([TOKENS, WIDTH], 1)).require_grad();

@@ -177,7 +177,8 @@ mod tests {
     use super::*;
     use crate::params::{Grain, Group, Init};
 
-    /// Of parameters of eight elements and more a scale for every four; a float for each element of others.
+    /// Buffers with a scale for every four elements of a parameter of eight and more; a float for each
+    /// element of others.
     const BUFFERS: [StateBuffer; 3] = [
         StateBuffer::float32("all"),
         StateBuffer { name: "few", element: StateElement::Float32, per_value: 1, keeps: |p| p.len() < 8 },

@@ -4,9 +4,11 @@ use super::*;
 
 #[test]
 fn every_tensor_of_the_file_is_known_with_its_shape() {
-    let (expected, directory) =
-        (LeRobotReference::read(), PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read"));
-    let config = SmolVlaConfig::of(&directory).expect("it is read");
+    let (expected, directory) = (
+        LeRobotReference::read(),
+        PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read"),
+    );
+    let config = SmolVlaConfig::from_directory(&directory).expect("it is read");
     let vlm = outline(&Path::new(AT).join("vlm"), &config);
     let own = config.own_tensors(&vlm, Some(16));
     let elements = |tensors: &[(String, Vec<usize>)]| {
@@ -53,7 +55,7 @@ fn the_published_policy_has_its_parameters() {
     });
     let directory =
         PolicyDirectory { dir: dir.path().into(), path: dir.path().join("config.json"), json: policy };
-    let config = SmolVlaConfig::of(&directory).expect("it is read");
+    let config = SmolVlaConfig::from_directory(&directory).expect("it is read");
     let vlm = outline(&outline_dir, &config);
     let own: usize =
         config.own_tensors(&vlm, None).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
@@ -62,7 +64,7 @@ fn the_published_policy_has_its_parameters() {
 
 #[test]
 fn what_is_not_read_is_refused_by_key() {
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     for (key, value) in [
         ("attention_mode", json!("self_attn")),
         ("adapt_to_pi_aloha", json!(true)),
@@ -75,12 +77,12 @@ fn what_is_not_read_is_refused_by_key() {
         let mut json = directory.json.clone();
         json[key] = value;
         let changed = PolicyDirectory { json, ..directory.clone() };
-        let message = SmolVlaConfig::of(&changed).expect_err(key).to_string();
+        let message = SmolVlaConfig::from_directory(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
     let dir = tempfile::tempdir().expect("a directory for the test");
     fs::write(dir.path().join("config.json"), r#"{"type": "act"}"#).expect("written");
-    let message = PolicyDirectory::open(dir.path()).expect_err("another type").to_string();
+    let message = PolicyDirectory::from_dir(dir.path()).expect_err("another type").to_string();
     assert!(message.contains(r#"`type`: "act"; policies that are read: smolvla, pi0, pi05"#), "{message}");
 }
 
@@ -91,7 +93,7 @@ fn processors_that_are_not_known_are_refused_by_step() {
     for file in ["config.json", PROCESSORS[0], PROCESSORS[1]] {
         fs::copy(golden.join(file), dir.path().join(file)).expect("copied");
     }
-    let directory = PolicyDirectory::open(dir.path()).expect("it is read");
+    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
     let check = || SmolVlaConfig::check_processors(&directory).map_err(|error| error.to_string());
     assert_eq!(check(), Ok(()));
     let whole = fs::read_to_string(dir.path().join(PROCESSORS[0])).expect("there");
@@ -143,7 +145,7 @@ fn frames_and_tasks_become_what_lerobot_makes_of_them() {
 #[test]
 fn a_policy_that_is_written_is_the_one_that_was_trained() {
     let (_, trainables) = policy();
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let dir = tempfile::tempdir().expect("a directory for the test");
     let out = dir.path().join("policy");
     let changed: Vec<f32> = trainables.to_vec().iter().map(|value| value * 0.5).collect();
@@ -165,7 +167,7 @@ fn a_policy_that_is_written_is_the_one_that_was_trained() {
     };
     let rounding = write(&out, export).expect("it is written");
     assert_eq!(rounding.to_string(), "6,384 trained values, kept exactly");
-    let again = PolicyDirectory::open(&out).expect("it is read");
+    let again = PolicyDirectory::from_dir(&out).expect("it is read");
     assert_eq!(again.features("input_features").expect("there"), inputs[..2]);
     let found = again.statistics(PROCESSORS[1], "unnormalizer_processor").expect("they are there");
     assert_eq!(found["action"], MeanStd { mean: vec![0.5; 7], std: vec![2.0; 7] });

@@ -182,7 +182,7 @@ fn the_language_model_trains_in_full_but_for_what_nothing_reads() {
 
 #[test]
 fn a_configuration_that_trains_the_language_model_is_followed() {
-    let mut directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let mut directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let names = |directory: &PolicyDirectory| {
         let tuned = tuned_of(directory, TuningSettings::default()).expect("the default");
         tuned.full.iter().filter(|name| name.contains(".vlm.")).count()
@@ -192,7 +192,7 @@ fn a_configuration_that_trains_the_language_model_is_followed() {
     // LeRobot leaves the last layer out.
     assert_eq!(names(&directory), 3 * 9 + 2);
     directory.json["freeze_vision_encoder"] = json!(false);
-    let message = SmolVlaConfig::of(&directory).expect_err("no tower trains").to_string();
+    let message = SmolVlaConfig::from_directory(&directory).expect_err("no tower trains").to_string();
     assert!(message.contains("freeze_vision_encoder"), "{message}");
 }
 
@@ -238,7 +238,7 @@ fn kept_features_give_the_bits_of_the_pixels() {
 
 #[test]
 fn what_cannot_train_is_refused_by_key() {
-    let directory = PolicyDirectory::open(&Path::new(AT).join("policy")).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
     let refused = |lora: Option<Lora>, train: &str| {
         let train: Vec<String> = (!train.is_empty()).then(|| train.to_owned()).into_iter().collect();
         tuned_of(&directory, TuningSettings { lora: lora.as_ref(), train: &train }).err().expect("refused")

@@ -35,12 +35,12 @@ fn values(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(|at| ((rank * 31 + at * 7) % 1009) as f32 - 500.0).collect()
 }
 
-/// The same, small enough that sums of several are exact in 8 bits.
+/// Values small enough that sums of several are exact in 8 bits.
 fn bfloats(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|value| bf16::from_f32(value % 16.0)).collect()
 }
 
-/// The same, in need of more than 24 bits.
+/// Values in need of more than 24 bits.
 fn doubles(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value) * (1.0 + f64::from(2f32.powi(-30)))).collect()
 }

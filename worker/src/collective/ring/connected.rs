@@ -29,7 +29,7 @@ use crate::collective::{CollectiveError, Cuts, JoinError, Progress, Reduce};
 pub(in crate::collective) struct Call {
     pub operation: Operation,
     pub reduce: Option<Reduce>,
-    /// Of a shift, how far.
+    /// How far a shift goes.
     pub root: u32,
     /// Elements of the whole buffer.
     pub length: usize,

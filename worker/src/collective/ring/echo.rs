@@ -94,7 +94,7 @@ impl<'a> Way<'a> {
         Ok(count > 0)
     }
 
-    /// Of this rank's own message: all of it once its first byte is back.
+    /// How much of this rank's own message it may send: all of it once its first byte is back.
     fn may_send(&self) -> usize {
         if self.heard == 0 { 1 } else { MESSAGE }
     }

@@ -24,7 +24,7 @@ pub(crate) fn loopback(world: usize) -> Vec<impl FnOnce() -> Ring + Send + 'stat
     loopback_over(world, true)
 }
 
-/// The same, with or without shared memory.
+/// Recipes for the ranks of a ring on the loopback interface, with or without shared memory.
 pub(crate) fn loopback_over(
     world: usize,
     shared_memory: bool,

@@ -147,8 +147,8 @@ impl Guest {
         let Some(key) = RingKey::named(name, tokens) else {
             tracing::warn!(
                 from = self.from(),
-                "rejected a connection to the ring's port: it names no token of this run (another run, \
-                 another COX_TOKEN?)"
+                "rejected a connection to the ring's port: it did not present a token of this run \
+                 (another run, another COX_TOKEN?)"
             );
             return None;
         };

@@ -56,7 +56,7 @@ pub(super) struct Header {
     pub kind: Kind,
     /// None for operations that combine nothing.
     pub reduce: Option<Reduce>,
-    /// Of a shift, how far; 0 where there is no root.
+    /// How far a shift goes; 0 where there is no root.
     pub root: u32,
     pub world: u32,
     pub sequence: u64,

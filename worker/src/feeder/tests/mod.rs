@@ -15,7 +15,7 @@ use coxswain_tasks::vla_flow::{
 
 /// The data set that ships with the repository.
 pub(super) fn dataset() -> Arc<Dataset> {
-    Arc::new(Dataset::open(&spec(&mini()), shelf()).expect("the data set opens"))
+    Arc::new(Dataset::from_spec(&spec(&mini()), shelf()).expect("the data set opens"))
 }
 
 /// The keys of its samples, with nothing remembered.

@@ -75,7 +75,7 @@ fn a_retried_step_brings_the_same_samples_in_smaller_batches() {
 fn changed_images_are_those_of_their_epoch_however_a_step_is_cut() {
     let mut spec = spec(&mini());
     spec.vla_mut().data.augmentation = Augmentation::Lerobot;
-    let dataset = Arc::new(Dataset::open(&spec, shelf()).expect("the data set opens"));
+    let dataset = Arc::new(Dataset::from_spec(&spec, shelf()).expect("the data set opens"));
     let seen = |epoch, cuts: &[std::ops::Range<u64>], micro_batch| {
         let mut prefetcher = start(dataset.clone(), 2, 2);
         let mut rows = Vec::new();

@@ -75,7 +75,7 @@ pub enum FitVerdict {
 }
 
 impl FitVerdict {
-    /// Of a peak within a capacity.
+    /// The verdict on a peak within a capacity.
     pub fn judge(peak: u64, capacity: u64) -> Self {
         let free = |percent| peak <= capacity / 100 * (100 - percent);
         match () {

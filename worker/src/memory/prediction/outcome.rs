@@ -97,7 +97,7 @@ impl MeasuredRun<'_> {
         self.beside_prediction().0
     }
 
-    /// The same at the end of the run, and adds it to this machine's records.
+    /// Predicts and compares at the end of the run, and adds it to this machine's records.
     pub fn conclude(&self) -> Outcome {
         let (outcome, record, recorded) = self.beside_prediction();
         if let Some(mut recorded) = recorded

@@ -25,7 +25,7 @@ use coxswain_task::memory::{Ask, Place, Prediction, Subject};
 
 /// Records kept per machine and model.
 const KEPT: usize = 64;
-/// Of these, how many of the newest say how fast the machine is.
+/// How many of the newest records say how fast the machine is.
 const NEWEST: usize = 8;
 /// The slope is believed within this factor of one: beyond it the records contradict each other.
 const STEEPEST: f64 = 2.0;
@@ -164,8 +164,8 @@ struct FittedLine {
 }
 
 impl FittedLine {
-    /// Of least squares, with a prior: slopes are about one, and peaks repeat to about a percent. Points that
-    /// lie close together then say little about the slope, as they should.
+    /// The line of least squares, with a prior: slopes are about one, and peaks repeat to about a percent.
+    /// Points that lie close together then say little about the slope, as they should.
     fn through(points: &[Point], weights: &[f64]) -> Self {
         let mean = |of: &dyn Fn(&Point) -> f64| {
             let total: f64 = weights.iter().sum();

@@ -33,7 +33,8 @@ pub struct CacheSummary {
     pub cached_steps: u64,
     /// Seconds of these steps, on rank 0.
     pub cached_seconds: f64,
-    /// Of these, spent waiting for data and kept features.
+    /// Seconds of [`cached_seconds`](Self::cached_seconds) that were spent waiting for data and kept
+    /// features.
     pub cached_waiting_seconds: f64,
     /// Samples of the serving generation that are stored.
     pub stored: u64,

@@ -275,8 +275,8 @@ impl<B: Tape<Base = B>> DriftWatch<B> {
         self.measuring = None;
     }
 
-    /// The same, if it is of a generation that serves: once another begins, a drift since that decides
-    /// nothing.
+    /// Gives up the measurement that goes on, if it is of a generation that serves: once another begins, a
+    /// drift since that decides nothing.
     pub fn give_up_deciding(&mut self) {
         self.measuring.take_if(|measuring| measuring.before().is_none());
     }

@@ -36,9 +36,9 @@ use crate::{
 
 /// A row without features.
 enum MissingRow {
-    /// Of the micro-batch that is due.
+    /// A row of the micro-batch that is due.
     Due(UncachedRow),
-    /// Of one that waits.
+    /// A row of one that waits.
     Later(DeferredRow),
 }
 

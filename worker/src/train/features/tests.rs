@@ -33,7 +33,7 @@ fn train(recording: &Recording, store: &Path, change: impl FnOnce(&mut RunSpec))
     train_watched(recording, store, change).0
 }
 
-/// The same, and the phases it went through.
+/// Trains as [`train`] does; what the cache did, and the phases it went through.
 fn train_watched(
     recording: &Recording,
     store: &Path,

@@ -37,9 +37,9 @@ use crate::{
 
 /// Trials at most.
 const TRIALS: usize = 6;
-/// Of the room there is, what a size may take.
+/// The share of the room there is that a size may take.
 const MARGIN: f64 = 0.9;
-/// Of the machine's free memory, what may be used without `memory.capacity`.
+/// The share of the machine's free memory that may be used without `memory.capacity`.
 const OF_FREE: f64 = 0.8;
 
 /// What all ranks know after a trial.

@@ -54,7 +54,7 @@ struct Loss {
 struct Slow {
     slot: u32,
     steps: Range<Step>,
-    /// Of its usual time.
+    /// Percent of its usual time.
     percent: u32,
     /// Whether the rest of the time is spent waiting for data.
     in_data: bool,
@@ -72,7 +72,7 @@ struct WrongGradient {
     rank: Rank,
     step: Step,
     times: u32,
-    /// Of the rank's own slice, or of one that it runs to compare.
+    /// Whether it is in the rank's own slice, or in one that it runs to compare.
     own: bool,
     life: u32,
 }

@@ -19,7 +19,7 @@ const CAUSES: usize = 3;
 pub(in crate::train) struct LeftOut {
     /// Samples of this generation's steps, and of those before it that count.
     pub seen: u64,
-    /// Of these, those of which nothing was learned.
+    /// Seen samples of which nothing was learned.
     pub left_out: u64,
     /// The first step of this process.
     pub first: Option<Step>,

@@ -16,7 +16,8 @@ use coxswain_proto::ids::Step;
 const KEPT: usize = 64;
 /// Losses without which nothing is far.
 const LEAST: usize = 16;
-/// Of the middle, the least deviation: losses that hardly differ are no reason to leave a step out.
+/// The least deviation, as a share of the middle: losses that hardly differ are no reason to leave a step
+/// out.
 const FLOOR: f64 = 1e-3;
 
 /// Mean losses of the newest steps that were taken.

@@ -27,7 +27,7 @@ impl Verdict {
             Spike::Skip if loss > limit => Ok(Some(Skip { cause: SkipCause::Spike, samples: Vec::new() })),
             Spike::End if loss > limit => {
                 let found = format!(
-                    "the loss of step {step} is {loss:.4}, and {limit:.4} is what train.spike_factor allows"
+                    "the loss of step {step} is {loss:.4}, above the {limit:.4} that train.spike_factor allows"
                 );
                 Err(bench.diverged(Some(found))?)
             }

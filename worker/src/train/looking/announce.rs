@@ -115,7 +115,7 @@ fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
              the optimizer's state and master weights are in host memory"
         }
         (Offload::Embedding, Computes::OnGpu) => {
-            "memory.offload: embedding: the table of token embeddings is in host memory; every step copies the rows that it looks up to the GPU"
+            "memory.offload: embedding: the table of token embeddings is in host memory; every step copies to the GPU the rows that it looks up"
         }
         (Offload::Embedding, _) => {
             "memory.offload: embedding has no effect on a CPU: \

@@ -12,7 +12,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
     let every = spec.eval.every;
     let without = (every > 0 && samples.holdout().is_empty()).then(|| {
         format!(
-            "eval.every is {every}, and no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
+            "eval.every is {every}, but no sample is held out: nothing is evaluated, and no best checkpoint is kept; hold some out, for \
              instance with data.holdout_episodes"
         )
     });
@@ -24,7 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!("train.global_batch is {asked}: a step takes all {epoch} samples of an epoch, and never more")
+        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step takes all")
     })
 }
 
@@ -41,7 +41,7 @@ fn warm_up(spec: &RunSpec, steps: u64) -> Option<String> {
     let longest = spec.optimizer.warmup_steps.values().into_iter().map(|(_, steps)| steps).max()?;
     (longest >= steps).then(|| {
         format!(
-            "optimizer.warmup_steps is {longest}, and the run has {steps} steps: it ends before its rates have risen to their peaks"
+            "optimizer.warmup_steps is {longest}, but the run has {steps} steps: it ends before its rates have risen to their peaks"
         )
     })
 }
@@ -74,6 +74,6 @@ mod tests {
     fn a_batch_beyond_the_data_is_told() {
         let eight = spec(serde_json::json!({}));
         assert_eq!(batch(&eight, 8), None);
-        assert!(batch(&eight, 7).is_some_and(|told| told.contains("all 7 samples of an epoch")));
+        assert!(batch(&eight, 7).is_some_and(|told| told.contains("an epoch has 7 samples")));
     }
 }

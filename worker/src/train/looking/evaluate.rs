@@ -67,7 +67,7 @@ pub(super) fn evaluate<B: Tape<Base = B>>(
     Evaluation::new(run.spec, run.task, &*feed.samples, learner).run(step, members.comm.as_mut())
 }
 
-/// The same of the weights' average; none if none is kept, or there is none to tell.
+/// The held-out error of the weights' average; none if none is kept, or there is none to tell.
 pub(super) fn evaluate_average<B: Tape<Base = B>>(
     bench: &mut Workbench<'_, B>,
 ) -> Result<Option<HeldOutError>, TrainError> {
@@ -122,8 +122,8 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
         Self { spec, task, samples, objective: &**objective, trainables }
     }
 
-    /// Of as many samples as people are shown, of those that are evaluated; one at a time, which takes no
-    /// more memory than evaluation did.
+    /// Examples of as many samples as people are shown, of those that are evaluated; one at a time, which
+    /// takes no more memory than evaluation did.
     fn examples(&self) -> Vec<Example> {
         let chosen = spread(self.samples.holdout(), self.spec.eval.samples.min(EXAMPLES));
         let mut examples = Vec::new();
@@ -233,7 +233,7 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
         Ok(sums)
     }
 
-    /// Of those of these samples that can be read.
+    /// Errors of those of these samples that can be read.
     fn errors(&self, indices: &[u64]) -> Result<ErrorSums, TrainError> {
         let Readable { samples, faults } = self.samples.readable(indices);
         faults.iter().for_each(|error| tracing::warn!(%error, "a held-out sample is left out"));

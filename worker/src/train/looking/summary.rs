@@ -44,8 +44,8 @@ pub struct Summary {
     pub error_after_ema: Option<HeldOutError>,
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
-    /// Of these, what rank 0's first step on a GPU took beyond those after it: kernels compiled and products
-    /// tuned.
+    /// Seconds of [`train_seconds`](Self::train_seconds) that rank 0's first step on a GPU took beyond those
+    /// after it: kernels compiled and products tuned.
     #[serde(default)]
     pub warm_up_seconds: f64,
     /// Samples trained on per second, over all ranks, without the warm-up.
@@ -77,7 +77,7 @@ pub struct RankPeak {
     pub reserved: u64,
     /// Driver, or resident set.
     pub driver: u64,
-    /// The same for each phase the rank was in.
+    /// Largest snapshots of each phase the rank was in.
     #[serde(default)]
     pub phases: BTreeMap<String, PhasePeak>,
 }

@@ -80,7 +80,7 @@ pub struct Choice {
     pub generation: Generation,
     /// Steps done: the first step to run.
     pub version: u64,
-    /// Of these, steps that were left out.
+    /// Steps left out among those done.
     pub skipped: u64,
     /// What the loss is multiplied by; none if it is not scaled.
     pub loss_scale: Option<ScaleState>,
@@ -306,8 +306,8 @@ mod tests {
             prop_assert!(choice.version >= step + u64::from(survivor_gathered));
         }
 
-        /// The same of all ranks of a node, wherever it can be: where no node has more ranks than all others
-        /// together. Otherwise of any other node.
+        /// Whichever node dies, the others hold a version no older than what all had finished, if no node has
+        /// more ranks than all others together; otherwise, if any but that node dies.
         #[test]
         fn a_lost_node_loses_no_finished_step(
             sizes in prop::collection::vec(1usize..4, 2..5), lost in 0u32..5, step in 1u64..50,

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::train::{TrainError, init_from};
 
-/// Of a run, one of its checkpoints.
+/// Which checkpoint of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhichCheckpoint {
     /// The last one.
@@ -85,7 +85,7 @@ pub struct ExportSummary {
     pub dir: PathBuf,
     /// The merged model; none if there was nothing to merge, or it was not wanted.
     pub merged: Option<PathBuf>,
-    /// Of a policy directory of LeRobot's, what the types in it have cost.
+    /// What the types in a policy directory of LeRobot's have cost.
     pub rounding: Option<String>,
 }
 

@@ -26,7 +26,7 @@ pub(in crate::train) struct Share {
 pub(in crate::train) struct TimeBreakdown {
     pub times: StepTimes,
     pub stages: StageTimes,
-    /// Of the newest attempt.
+    /// Figures of the newest attempt.
     pub figures: Figures,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Norms {
 /// What a step has come to, on all ranks.
 pub(super) struct StepEnding {
     pub verdict: Verdict,
-    /// Of nothing where it was left out.
+    /// Norms of the global gradient; of nothing where it was left out.
     pub norms: Norms,
     /// Why all leave it out.
     pub skipped: Option<Skip>,

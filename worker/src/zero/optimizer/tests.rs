@@ -127,8 +127,8 @@ fn partitioned_steps_give_the_bits_of_unpartitioned_ones() {
     }
 }
 
-/// As above, with sums that are rounded wherever the ring rounds them: the same bits on all ranks, owner and
-/// replica.
+/// Partitioned steps with sums that are rounded wherever the ring rounds them: the same bits on all ranks,
+/// owner and replica.
 #[test]
 fn gradients_that_travel_as_bfloat16_are_rounded_on_the_way_and_nowhere_else() {
     let len = layout().len();

@@ -35,7 +35,7 @@ pub struct PartDigests {
     pub state: u64,
 }
 
-/// Of the state of a shard, and of the average of its weights where one is kept.
+/// Digest of the state of a shard, and of the average of its weights where one is kept.
 pub(super) fn of_state<F: Flat>(shard: &ShardedOptimizer<F>) -> u64 {
     let mut hash = blake3::Hasher::new();
     for values in &shard.state {
@@ -51,7 +51,7 @@ pub(super) fn of_state<F: Flat>(shard: &ShardedOptimizer<F>) -> u64 {
     first_bytes(&hash)
 }
 
-/// Of a part of a buffer.
+/// Digest of a part of a buffer.
 pub(super) fn of_floats<F: Flat>(values: &F, range: Range<usize>) -> u64 {
     let mut hash = blake3::Hasher::new();
     add(&mut hash, values, range);
@@ -65,7 +65,7 @@ fn add<F: Flat>(hash: &mut blake3::Hasher, values: &F, range: Range<usize>) {
     }
 }
 
-/// Of all parts together.
+/// Digest of all parts together.
 pub(super) fn joined(parts: &[u64]) -> u64 {
     let mut all = blake3::Hasher::new();
     for part in parts {

@@ -29,9 +29,9 @@ pub enum StateError {
     Steps {
         /// Number in the list given.
         file: usize,
-        /// Of the first file.
+        /// Steps of the first file.
         expected: u64,
-        /// Of this one.
+        /// Steps of this one.
         found: u64,
     },
     /// Values that no file, or more than one, has.

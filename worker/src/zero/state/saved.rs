@@ -134,7 +134,7 @@ pub(super) fn check_coverage<'a>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SavedProgress {
     pub steps: u64,
-    /// Of these, steps that were left out.
+    /// Steps left out among those done.
     pub skipped: u64,
     /// None of a run that did not scale its loss.
     pub loss_scale: Option<ScaleState>,

@@ -116,7 +116,9 @@ impl Tracks {
         if training.is_empty() {
             let found = format!("{} tracks, of which none is left to train on", tracks.len());
             let remedy = match shards {
-                Some(_) => "write `song.drums.wav`, one for each of data.stems, to the shards for each track",
+                Some(_) => {
+                    "for each track, add one file for each of data.stems to the shards, such as `song.drums.wav`"
+                }
                 None => "make a folder for each track, with one WAV file for each of data.stems",
             };
             return Err(DataError::invalid(&root, "(folder)", found, remedy));
@@ -299,7 +301,7 @@ impl Samples for Tracks {
             let peak = stem.iter().fold(0.0, |peak: f32, value| peak.max(value.abs()));
             if peak > LOUD {
                 let what = format!(
-                    "a peak of {peak:.0}, and full scale is 1; divide the samples by their full scale"
+                    "a peak of {peak:.0}, but full scale is 1; divide the samples by their full scale"
                 );
                 doubts.push(("loud", at(wav, what)));
             }

@@ -88,11 +88,11 @@ impl Wav {
         let (_, header) = header(&place)?;
         let refuse = |field: &str, found: String, remedy: &str| Err(place.invalid(field, found, remedy));
         if header.rate != rate {
-            let found = format!("is {} Hz, and data.sample_rate is {rate}", header.rate);
+            let found = format!("is {} Hz, but data.sample_rate is {rate}", header.rate);
             return refuse("sample rate", found, "resample it, or train at the rate that all files have");
         }
         if usize::from(header.channels) != CHANNELS {
-            let found = format!("{}, and separation is of stereo", header.channels);
+            let found = format!("{}, but only stereo can be separated", header.channels);
             return refuse(
                 "channels",
                 found,

@@ -222,13 +222,13 @@ fn pair(kind: FileKind, text: &str, columns: &Columns<'_>) -> Result<Pair, Strin
             FileKind::Comma => "put a text that has a comma in quotes",
             FileKind::Json | FileKind::Tab => "write spaces for tabs within a text",
         };
-        return Err(format!("has {} fields, and the header has {}; {remedy}", fields.len(), header.fields));
+        return Err(format!("has {} fields, but the header has {}; {remedy}", fields.len(), header.fields));
     }
     let [source, target] = [0, 1].map(|column| {
         let field = fields.get(header.places[column]).cloned();
         field.ok_or_else(|| {
             format!(
-                "has {} field{}, and `{}` is field {} of the header; complete the record",
+                "has {} field{}, but `{}` is field {} of the header; complete the record",
                 fields.len(),
                 if fields.len() == 1 { "" } else { "s" },
                 names[column],
@@ -434,7 +434,7 @@ mod tests {
             (
                 "t.csv",
                 "source,target\na,b,c\n",
-                "t.csv:2: has 3 fields, and the header has 2; put a text that has a comma in quotes",
+                "t.csv:2: has 3 fields, but the header has 2; put a text that has a comma in quotes",
             ),
             ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
             ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` after a closing quote"),

@@ -25,7 +25,7 @@ pub struct ChatSample {
     pub index: u64,
     /// One id per token, image placeholders expanded.
     pub input_ids: Vec<u32>,
-    /// Of each token, whether predicting it is learned.
+    /// Whether predicting it is learned, for each token.
     pub learned: Vec<bool>,
     /// Patches of all images, in order: `[patches, patch values]`, row-major. Batches share them.
     pub pixel_values: Arc<Vec<f32>>,
@@ -42,9 +42,9 @@ pub struct ChatBatch {
     pub step: Step,
     /// Places in the file.
     pub indices: Vec<u64>,
-    /// Of all chats, `[n]`.
+    /// Token ids of all chats, `[n]`.
     pub input_ids: Vec<u32>,
-    /// The same.
+    /// Whether predicting it is learned, for each token of all chats.
     pub learned: Vec<bool>,
     /// Where each chat ends among them, and before it the 0 where the first begins.
     pub ends: Vec<u32>,

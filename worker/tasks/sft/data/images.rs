@@ -34,7 +34,7 @@ pub struct ImageSize {
 }
 
 impl ImageSize {
-    /// Of a piece, or of an entry of a list.
+    /// The size in a piece, or in an entry of a list.
     fn from_value(value: &Value) -> Result<Self, String> {
         let number = |key: &str| match value.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -68,7 +68,7 @@ impl ImageSize {
 
 /// The images of a line, as they find their places.
 pub struct Images {
-    /// Of the line's own list, those that have no place yet, first to last.
+    /// Images of the line's own list that have no place yet, first to last.
     open: std::vec::IntoIter<ChatImage>,
     listed: usize,
     /// Whether the list stands for one that the chat does not have: paths of its pieces replace it.
@@ -88,7 +88,7 @@ impl Images {
         Self { listed: listed.len(), open: listed.into_iter(), assumed: false, placed: Vec::new() }
     }
 
-    /// Of a line, or those that lie beside one that lists none.
+    /// Images of a line, or those that lie beside one that lists none.
     pub fn from_fields(fields: &Map<String, Value>, beside: Vec<String>) -> Result<Self, String> {
         if !["images", "image"].iter().any(|key| fields.get(*key).is_some_and(|list| !list.is_null())) {
             return Ok(Self { assumed: true, ..Self::from(beside) });
@@ -137,7 +137,7 @@ impl Images {
         }
         if open.len() != self.listed {
             return Err(format!(
-                "lists {} images, and has places for {}; write `<image>` once for each",
+                "lists {} images, but has places for {}; write `<image>` once for each",
                 self.listed,
                 self.listed - open.len()
             ));
@@ -163,7 +163,7 @@ fn image_of(given: &Value, asking: &Value, key: &str) -> Result<ChatImage, Strin
     if path.contains("://") || path.starts_with("data:") || is_base64(path) {
         let shown: String = path.chars().take(40).collect();
         return Err(format!(
-            "`{key}` is {shown:?}, and images are read from files; store it, and give its path"
+            "`{key}` is {shown:?}, but images are read from files; store it, and give its path"
         ));
     }
     Ok(ChatImage { path: path.to_owned(), size: ImageSize::from_value(asking)? })

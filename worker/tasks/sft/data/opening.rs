@@ -16,8 +16,8 @@ pub fn open(path: &Path, data: &ChatData) -> Result<Box<dyn ChatSource>, DataErr
     })
 }
 
-/// The same, each chat read, which `see` gets with its place, and its images looked for; and what names
-/// their content.
+/// The chats at `data.path`, each of them read, which `see` gets with its place, and its images looked for;
+/// and what names their content.
 pub fn open_checked(
     path: &Path,
     data: &ChatData,

@@ -38,7 +38,7 @@ pub struct ChatOutline {
     pub tokens: usize,
     /// Most tokens of a chat that are learned.
     pub learned: usize,
-    /// Of the images of the chat with most patches.
+    /// Shapes of the images of the chat with most patches.
     pub images: Vec<ImageShape>,
     /// Most patches of a chat.
     pub patches: usize,

@@ -58,7 +58,7 @@ impl ChatShards {
             (Some(chat), Some(_)) if has_turns(&chat) => Ok((chat, false)),
             (_, Some(caption)) => Ok((caption, true)),
             (None, None) => {
-                let fault = format!("has {}, and no .json and no .txt", self.endings(index));
+                let fault = format!("has {}, but neither .json nor .txt", self.endings(index));
                 Err(self.fault(index, format!("{fault}; add the chat to the sample, or take the sample out")))
             }
         }
@@ -157,7 +157,7 @@ impl ChatSource for ChatShards {
     }
 
     fn remedy(&self) -> &'static str {
-        "write a .json and its images for each chat, of one name up to the first dot"
+        "for each chat, write a .json file and its images, all with the same name up to the first dot"
     }
 
     fn describe(&self) -> String {

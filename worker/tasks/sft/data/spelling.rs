@@ -36,7 +36,7 @@ impl Chat {
         Self::parse_beside(line, Vec::new())
     }
 
-    /// The same beside images of its own, which are the list of a chat that brings no paths.
+    /// From a line beside images of its own, which are the list of a chat that brings no paths.
     pub fn parse_beside(line: &str, beside: Vec<String>) -> Result<Self, String> {
         let value: Value =
             serde_json::from_str(line).map_err(|error| match line.trim_start().starts_with('[') {
@@ -115,7 +115,7 @@ const UNREAD: [(&str, &str); 13] = [
     ("loss_mask", "say of a turn that it is not learned: `\"loss\": false`"),
     ("channel", "losses are not reported by channel: remove it"),
 ];
-/// The same of a turn.
+/// Keys of a turn that say what is shown or learned and that are not read, each with what to do.
 const UNREAD_OF_TURN: [(&str, &str); 3] = [
     ("tool_calls", "write the calls into the content, as the model's template does"),
     ("function_call", "write the call into the content, as the model's template does"),
@@ -421,7 +421,7 @@ mod tests {
                 format!(
                     r#"{{"image": "{png}", "messages": [{{"role": "user", "content": "x"}}, {answer}]}}"#
                 ),
-                "`image` is \"iVBORw0KGgoA/b+A/b+A/b+A/b+A/b+A/b+A/b+A\", and images are read from files",
+                "`image` is \"iVBORw0KGgoA/b+A/b+A/b+A/b+A/b+A/b+A/b+A\", but images are read from files",
             ),
             ("{\"messages\": [".to_owned(), "is not JSON (EOF while parsing a list at character"),
             ("[".to_owned(), "write one chat a line"),
@@ -444,7 +444,7 @@ mod tests {
                 format!(
                     r#"{{"images": ["a", "b"], "messages": [{{"role": "user", "content": "<image>"}}, {answer}]}}"#
                 ),
-                "lists 2 images, and has places for 1",
+                "lists 2 images, but has places for 1",
             ),
             (format!(r#"{{"images": ["a"], "messages": [{answer}]}}"#), "no turn of the user"),
             (

@@ -9,7 +9,7 @@ fn chat(question: &str) -> String {
     format!(r#"{{"messages": [{{"role": "user", "content": "{question}"}}, {ANSWER}]}}"#)
 }
 
-/// The same, answered so.
+/// A chat with this answer.
 fn answered(text: String) -> String {
     format!(
         r#"{{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "{text}"}}]}}"#

@@ -101,7 +101,7 @@ fn images_beside_a_chat_are_its_list_and_a_text_is_their_caption() {
 fn what_is_wrong_in_a_shard_is_named_with_file_byte_and_remedy() {
     let image = || ("png", picture("red-circle-0.png"));
     for (sample, wanted) in [
-        (vec![image()], ["has .png, and no .json and no .txt", "add the chat"]),
+        (vec![image()], ["has .png, but neither .json nor .txt", "add the chat"]),
         (vec![("json", b"{\"messages\":".to_vec())], ["is not JSON", "repair or remove"]),
         (vec![("json", b"\xff".to_vec())], ["is not UTF-8", "save the file as UTF-8"]),
         (vec![("txt", b"Alone.".to_vec())], ["a text without an image", "write the chat as .json"]),

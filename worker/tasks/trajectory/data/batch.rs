@@ -26,7 +26,8 @@ pub struct ImageBatch {
     pub indices: Vec<u64>,
     /// Positions of each image.
     pub positions: usize,
-    /// Of each image `[patches, patch values]`, row-major; empty where trajectories are there already.
+    /// Pixels of each image, `[patches, patch values]`, row-major; empty where trajectories are there
+    /// already.
     pub pixel_values: Vec<Arc<Vec<f32>>>,
     /// Trajectories, `[images, positions, layers, dim]`, if they are there already.
     pub features: Option<CachedFeatures>,

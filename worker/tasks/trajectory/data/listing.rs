@@ -121,7 +121,7 @@ fn in_shards(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
         return Err(DataError::invalid(
             path,
             "data.domains",
-            "names folders, and data.path names shards",
+            "names folders, but data.path names shards",
             remedy,
         ));
     }

@@ -36,9 +36,9 @@ pub struct HalfRun<'a, B: Tape<Base = B>> {
 
 /// What a forward pass kept of a half.
 pub enum HalfTrace<'a, B: Tape<Base = B>> {
-    /// Of linear layers.
+    /// A half of linear layers.
     Mlp(KeptSegment<'a, B>),
-    /// Of first part, blocks, last part.
+    /// First part, blocks, last part.
     Transformer(Box<(KeptSegment<'a, B>, Trace<'a, B>, KeptSegment<'a, B>)>),
 }
 

@@ -21,7 +21,7 @@ use coxswain_nn::{
 use super::registrar::NetworkRegistrar;
 use crate::trajectory::{config::NetworkSettings, extractor::TrajectoryShape};
 
-/// Of the layer norms.
+/// Epsilon of the layer norms.
 const EPS: f64 = 1e-5;
 
 /// Sizes of a half.

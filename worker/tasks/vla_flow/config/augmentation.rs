@@ -111,7 +111,7 @@ impl Default for Affine {
 pub struct Crop {
     /// How often it is drawn beside the others.
     pub weight: f64,
-    /// Of height and of width.
+    /// The crop's size as a part of height and of width.
     pub fraction: f64,
 }
 

@@ -44,7 +44,7 @@ fn check_init(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     f.require(
         !named || settings.lora.is_some(),
         "train.init_from",
-        "names the group `lora`, and this run trains none",
+        "names the group `lora`, but this run trains no adapters",
         "add a section `lora`, or leave the group out",
     );
 }
@@ -59,7 +59,7 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     let rate = (0.0..1.0).contains(&expert.dropout);
     f.in_range("expert.dropout", expert.dropout, rate, "from 0 to below 1");
     f.require(
-        expert.preset.is_none_or(|preset| Expert::of(preset).head == expert.head),
+        expert.preset.is_none_or(|preset| Expert::from_preset(preset).head == expert.head),
         "expert.head",
         "is another head than that of `expert.preset`",
         "leave one of them out",

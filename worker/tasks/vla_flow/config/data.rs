@@ -108,7 +108,7 @@ pub struct Normalization {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSet {
-    /// Its directory, below `data.path` if it is relative.
+    /// The data set's directory, below `data.path` if it is relative.
     pub path: String,
     /// By which it is known: letters, digits, `-`, `_`, `.`; the last part of the path when absent.
     #[serde(default)]

@@ -12,7 +12,7 @@ const NONE: &str = "none";
 pub struct FeatureList(Vec<String>);
 
 impl FeatureList {
-    /// Their names.
+    /// Names of the features.
     pub fn names(&self) -> &[String] {
         &self.0
     }

@@ -11,7 +11,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     if expert.head != HeadKind::Layerwise {
         return;
     }
-    let own = Expert::of(Preset::QwenPi);
+    let own = Expert::from_preset(Preset::QwenPi);
     let fixed = [
         ("expert.layers", expert.layers == own.layers, "it has as many blocks as the language model layers"),
         ("expert.feature_norm", !expert.feature_norm, "each of its blocks has a norm of its own"),
@@ -33,7 +33,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         data.sensor.is_none() && data.sets.iter().all(|set| set.sensor.is_none()),
         "data.sensor",
-        "is read, and no action of the head `layerwise` attends to a sensor's tokens",
+        "is read, but no action of the head `layerwise` attends to a sensor's tokens",
         "remove it",
     );
     f.require(

@@ -10,7 +10,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     if expert.head != HeadKind::Oft {
         return;
     }
-    let none = Expert::of(Preset::Oft);
+    let none = Expert::from_preset(Preset::Oft);
     let flow = [
         ("expert.width", expert.width == none.width),
         ("expert.layers", expert.layers == none.layers),
@@ -30,20 +30,20 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
         f.require(
             fits,
             key,
-            "belongs to the flow-matching expert, and the head `oft` is an MLP whose sizes follow from the model",
+            "belongs to the flow-matching expert, but the head `oft` is an MLP whose sizes follow from the model",
             "remove it, or choose `expert.head: flow` without the preset `oft`",
         );
     }
     f.require(
         !data.has_state(),
         "data.state",
-        "is read, and the head `oft` sees images and text alone",
+        "is read, but the head `oft` sees images and text alone",
         "set `data.state: none`",
     );
     f.require(
         data.sensor.is_none() && data.sets.iter().all(|set| set.sensor.is_none()),
         "data.sensor",
-        "is read, and the head `oft` sees images and text alone",
+        "is read, but the head `oft` sees images and text alone",
         "remove it",
     );
 }

@@ -23,7 +23,7 @@ impl TaskSettings for VlaSettings {
 
     const IDENTITY: &'static Classes = &[
         ("model.path", Base),
-        ("model.backbone", Outside("where a policy's model lies, not which it is")),
+        ("model.backbone", Outside("where a policy's model is stored, not which model it is")),
         ("model.weights_dtype", Learned),
         ("model.activations_dtype", LearnedSince("\"float32\"")),
         ("model.train", LearnedSince("[]")),

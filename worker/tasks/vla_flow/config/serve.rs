@@ -25,7 +25,7 @@ pub struct Serve {
     pub sensor: Option<String>,
     /// The instruction's.
     pub prompt: String,
-    /// Of a policy that was trained on several data sets, the one whose robot it acts on.
+    /// The data set whose robot the policy acts on, if it was trained on several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
 }
@@ -37,8 +37,8 @@ impl Default for Serve {
 }
 
 impl Serve {
-    /// The same with every name that is not given.
-    pub fn of(&self, data: &Data) -> Self {
+    /// These names, with the data set's for every one that is not given.
+    pub fn with_names_of(&self, data: &Data) -> Self {
         let or = |given: &[String], own: &[String]| if given.is_empty() { own } else { given }.to_vec();
         Self {
             cameras: or(&self.cameras, &data.cameras),
@@ -83,7 +83,7 @@ impl Serve {
         if *self == Self::default() {
             return;
         }
-        let all = self.of(data);
+        let all = self.with_names_of(data);
         let mut seen = BTreeSet::new();
         for (key, names) in [
             ("serve.cameras", &all.cameras[..]),
@@ -96,7 +96,7 @@ impl Serve {
                 f.require(
                     seen.insert(name) && !TAKEN.contains(&name.as_str()),
                     key,
-                    format_args!("reads `{name}`, which another value already uses"),
+                    format_args!("names `{name}`, which is already the name of another value"),
                     "give every value a name of its own; `seed` and `noise` are reserved",
                 );
             }

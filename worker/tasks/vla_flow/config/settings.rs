@@ -50,7 +50,7 @@ pub struct Optimizer {
 impl VlaSettings {
     /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
     /// schema's to check.
-    pub fn of(spec: &RunSpec) -> Result<Self, SettingsError> {
+    pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }
 }
@@ -67,7 +67,7 @@ pub trait VlaSpec {
 
 impl VlaSpec for RunSpec {
     fn vla(&self) -> VlaSettings {
-        VlaSettings::of(self).unwrap_or_else(|error| panic!("{error}"))
+        VlaSettings::from_spec(self).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn vla_mut(&mut self) -> VlaMut<'_> {

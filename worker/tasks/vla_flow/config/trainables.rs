@@ -69,7 +69,7 @@ struct GivenExpert {
 
 impl From<GivenExpert> for Expert {
     fn from(given: GivenExpert) -> Self {
-        let base = given.preset.map_or_else(Self::default, Self::of);
+        let base = given.preset.map_or_else(Self::default, Self::from_preset);
         Self {
             preset: given.preset,
             head: given.head.unwrap_or(base.head),
@@ -94,7 +94,7 @@ impl From<GivenExpert> for Expert {
 
 impl Expert {
     /// The action head of that project.
-    pub(super) fn of(preset: Preset) -> Self {
+    pub(super) fn from_preset(preset: Preset) -> Self {
         let both = Self {
             preset: Some(preset),
             layers: 16,

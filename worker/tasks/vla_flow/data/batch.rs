@@ -41,7 +41,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Of each frame that a sample with this history has, the oldest first, whether it would lie before the
+    /// Whether each frame that a sample with this history has, the oldest first, would lie before the
     /// episode's first frame and is that one instead.
     pub fn frame_is_pad(&self, history: &Observation) -> Vec<bool> {
         history.rows_back().map(|back| back > self.frame).collect()

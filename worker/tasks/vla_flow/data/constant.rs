@@ -3,7 +3,7 @@
 
 use coxswain_data::{
     FarValue, NormMode,
-    lerobot::{info::dimension, stats::FeatureStats},
+    lerobot::{feature::dimension, stats::FeatureStats},
 };
 
 use super::{Dataset, numeric::Numeric};

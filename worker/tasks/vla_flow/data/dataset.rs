@@ -1,7 +1,7 @@
 //! A data set as a run sees it: the features it names, normalised, with images as patches and the task as
 //! token ids.
 //!
-//! [`Dataset::open`] reads all metadata and checks it against the run: a run that would fail on its data
+//! [`Dataset::from_spec`] reads all metadata and checks it against the run: a run that would fail on its data
 //! fails here. Values are checked when their sample is read: NaN and infinity, images that do not decode,
 //! rows that contradict the metadata.
 
@@ -19,8 +19,9 @@ use coxswain_data::{
     lerobot::{
         Catalog,
         episodes::Episode,
+        feature::Feature,
         frames::FrameStore,
-        info::{Feature, Info},
+        info::Info,
         rows::{Columns, Limits, RowStore},
         stats::Stats,
     },
@@ -67,7 +68,7 @@ pub struct Dataset {
     pub(super) rows: RowStore,
     pub(super) frames: FrameStore,
     pub(super) state: Numeric,
-    /// Of one reading, or of a window where rows have windows of their own.
+    /// The sensor of one reading, or of a window where rows have windows of their own.
     pub(super) sensor: Option<Numeric>,
     pub(super) action: Numeric,
     pub(super) recipe: Recipe,
@@ -84,27 +85,27 @@ pub struct Dataset {
 impl Dataset {
     /// Opens the run's data set and everything that samples are made with: tokenizer, image processor,
     /// statistics.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
         Self::open_beside(spec, models, 1, None)
     }
 
-    /// The same as one of so many sets, which share what memory there is for rows, and a tokenizer: that of
-    /// a set of the same model that is open already.
+    /// Opens the run's data set as one of so many, which share what memory there is for rows, and a
+    /// tokenizer: that of a set of the same model that is open already.
     pub(super) fn open_beside(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         sets: usize,
         other: Option<&Self>,
     ) -> Result<Self, DataError> {
-        let vla = checked(VlaSettings::of(spec))?;
+        let vla = checked(VlaSettings::from_spec(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
-        let Cameras { cameras, images, videos } = Cameras::of(info, &data.cameras)?;
+        let Cameras { cameras, images, videos } = Cameras::from_info(info, &data.cameras)?;
         let frames = FrameStore::new(&catalog, &videos)?;
         let mut columns = Columns { numbers: Vec::new(), cameras: images };
         let mut numeric =
-            |key, names: &[String], mode| Numeric::open(&catalog, &mut columns, key, names, mode);
+            |key, names: &[String], mode| Numeric::from_catalog(&catalog, &mut columns, key, names, mode);
         let modes = data.normalization;
         let state = numeric("state", data.state.names(), modes.state)?;
         let action = numeric("action", data.action.names(), modes.action)?;
@@ -112,7 +113,7 @@ impl Dataset {
         let sensor = sensor.transpose()?;
         let (sensor_window, sensor_channels) = sensor_shape(info, data.sensor.as_ref())?;
         check_reach(&catalog, &vla)?;
-        let makers = InputMakers::of(&vla, models)?;
+        let makers = InputMakers::from_settings(&vla, models)?;
         let dims = SampleDims {
             state: state.width * vla.observation.frames(),
             sensor_window,
@@ -120,7 +121,7 @@ impl Dataset {
             horizon: data.horizon,
             action: action.width,
         };
-        let selection = Selection::of(&catalog, data, &spec.data.holdout_episodes)?;
+        let selection = Selection::from_catalog(&catalog, data, &spec.data.holdout_episodes)?;
         let training = Arc::new(selection.training(&catalog));
         let form = prompt_form(&vla);
         let prompt = match other {
@@ -132,7 +133,7 @@ impl Dataset {
         let mut dataset = Self {
             rows: RowStore::new(columns, limits),
             frames,
-            recipe: Recipe::of(data, spec.run.seed),
+            recipe: Recipe::new(data, spec.run.seed),
             state,
             sensor,
             action,
@@ -344,7 +345,8 @@ fn check_images(dataset: &Dataset, camera: &Camera, column: usize) -> Result<(),
     }
     match others {
         Some((height, width)) => {
-            let found = format!("{}x{} (height x width), its images are {height}x{width}", size.0, size.1);
+            let found =
+                format!("{}x{} (height x width), but its images are {height}x{width}", size.0, size.1);
             let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
             Err(DataError::invalid(
                 &dataset.catalog.info.path,
@@ -367,7 +369,7 @@ struct Cameras<'a> {
 }
 
 impl<'a> Cameras<'a> {
-    fn of(info: &Info, names: &'a [String]) -> Result<Self, DataError> {
+    fn from_info(info: &Info, names: &'a [String]) -> Result<Self, DataError> {
         let mut of = Self { cameras: Vec::new(), images: Vec::new(), videos: Vec::new() };
         for name in names {
             let size = camera_size(info, name)?;

@@ -34,18 +34,18 @@ impl KeptStats {
         &self,
         compute: impl FnOnce() -> Result<FeatureStats, DataError>,
     ) -> Result<FeatureStats, DataError> {
-        if let Some(stats) = self.read()? {
+        if let Some(stats) = self.load()? {
             return Ok(stats);
         }
         let stats = compute()?;
         match self.keep(&stats) {
-            Ok(()) => Ok(self.read()?.unwrap_or(stats)),
+            Ok(()) => Ok(self.load()?.unwrap_or(stats)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(stats),
             Err(error) => Err(DataError::io(&self.path, "write")(error)),
         }
     }
 
-    fn read(&self) -> Result<Option<FeatureStats>, DataError> {
+    fn load(&self) -> Result<Option<FeatureStats>, DataError> {
         Ok(Stats::read_file(&self.path)?.and_then(|mut stats| stats.0.remove(&self.feature)))
     }
 

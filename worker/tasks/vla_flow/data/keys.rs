@@ -77,7 +77,7 @@ enum Content {
 
 /// One column of one data file, or one video, to be read.
 struct Task {
-    /// Its place among the digests: the file, and a column's or a camera's name.
+    /// The place of what is read among the digests: the file, and a column's or a camera's name.
     place: (u32, String),
     path: PathBuf,
     /// None of an object in a bucket, of which nothing is remembered.

@@ -61,8 +61,8 @@ struct Member {
 
 impl Mixture {
     /// Opens all data sets of a run, each checked against what the run says of it.
-    pub fn open(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let settings = checked(VlaSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let settings = checked(VlaSettings::from_spec(spec))?;
         let sets = &settings.data.sets;
         let mut members: Vec<Member> = Vec::new();
         let (mut first, mut first_number) = (0, 0);
@@ -94,15 +94,15 @@ impl Mixture {
 
     /// The one data set that is looked at: that of `serve.set` where a run has several.
     pub fn one_of(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Dataset, DataError> {
-        let settings = checked(VlaSettings::of(spec))?;
+        let settings = checked(VlaSettings::from_spec(spec))?;
         if settings.data.sets.is_empty() {
-            return Dataset::open(spec, models);
+            return Dataset::from_spec(spec, models);
         }
         let set = settings.data.set(settings.serve.set.as_deref().unwrap_or_default()).map_err(|names| {
             let remedy = format!("say which is meant: serve.set with one of {names}");
             DataError::invalid(Path::new(&spec.data.path), "data.sets", "several data sets", remedy)
         })?;
-        Dataset::open(&settings.spec_of_set(spec, set), models)
+        Dataset::from_spec(&settings.spec_of_set(spec, set), models)
     }
 
     /// The set that a sample is of, and its number there.

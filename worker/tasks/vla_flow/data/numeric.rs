@@ -27,7 +27,7 @@ pub(super) struct FeatureColumn {
     pub(super) shape: Vec<usize>,
     /// Names of its elements, where the data set has them.
     names: Vec<String>,
-    /// Its place among the columns of a numeric block.
+    /// The feature's place among the columns of a numeric block.
     place: usize,
 }
 
@@ -39,7 +39,7 @@ impl FeatureColumn {
 
 impl Numeric {
     /// The features that `data.<key>` names, added to the columns that are read.
-    pub(super) fn open(
+    pub(super) fn from_catalog(
         catalog: &Catalog,
         columns: &mut Columns,
         key: &'static str,
@@ -50,7 +50,7 @@ impl Numeric {
         for name in names {
             let part = FeatureColumn {
                 place: columns.numbers.len(),
-                ..FeatureColumn::of(&catalog.info, key, name)?
+                ..FeatureColumn::from_info(&catalog.info, key, name)?
             };
             normalizers.push((Normalizer::new(catalog, name, part.width(), mode)?, part.width()));
             columns.numbers.push((name.clone(), part.shape.clone()));
@@ -62,7 +62,7 @@ impl Numeric {
 
     /// Values of one frame of the features that `data.<key>` names.
     pub(super) fn width(info: &Info, key: &'static str, names: &[String]) -> Result<usize, DataError> {
-        names.iter().map(|name| Ok(FeatureColumn::of(info, key, name)?.width())).sum()
+        names.iter().map(|name| Ok(FeatureColumn::from_info(info, key, name)?.width())).sum()
     }
 
     /// Names of its elements; none unless the data set has one for each.
@@ -81,7 +81,7 @@ impl Numeric {
         self.parts.iter().any(|part| part.name == feature)
     }
 
-    /// Its statistics, by [`Numeric::name`]: those of its features, side by side.
+    /// Statistics by [`Numeric::name`]: those of its features, side by side.
     pub(super) fn stats(&self, stats: &Stats) -> Option<FeatureStats> {
         stats.side_by_side(self.parts.iter().map(|part| (part.name.as_str(), part.width())))
     }
@@ -103,7 +103,7 @@ impl Numeric {
 }
 
 impl FeatureColumn {
-    fn of(info: &Info, key: &'static str, name: &str) -> Result<Self, DataError> {
+    fn from_info(info: &Info, key: &'static str, name: &str) -> Result<Self, DataError> {
         let feature = info.require(key, name, |f| f.is_number() && f.width() > 0)?;
         let (shape, names) = (feature.shape.clone(), feature.element_names());
         Ok(Self { name: name.to_owned(), shape, names, place: 0 })

@@ -11,11 +11,7 @@ use coxswain_proto::run_spec::RunSpec;
 
 use coxswain_data::{
     DataError,
-    lerobot::{
-        Catalog,
-        frames::FrameStore,
-        info::{Feature, Info},
-    },
+    lerobot::{Catalog, feature::Feature, frames::FrameStore, info::Info},
 };
 use coxswain_models::{Shelf, pretrained::pictures::ImageShape};
 use coxswain_nn::kernels::sizes::Sizes;
@@ -76,8 +72,8 @@ pub struct Outline {
 
 impl Outline {
     /// Reads the metadata of the run's data sets, and of its checkpoint what images and prompts depend on.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let vla = checked(VlaSettings::of(spec))?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
+        let vla = checked(VlaSettings::from_spec(spec))?;
         let outline = |(at, set)| {
             Self::of_one(&vla.spec_of_set(spec, set), models)
                 .map_err(|source| mixture::of_set(at, set, source))
@@ -103,9 +99,9 @@ impl Outline {
         }
     }
 
-    /// Of a run on one data set.
+    /// Outline of a run on one data set.
     fn of_one(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let vla = checked(VlaSettings::of(spec))?;
+        let vla = checked(VlaSettings::from_spec(spec))?;
         let data = &vla.data;
         let catalog = Catalog::open(Path::new(&spec.data.path))?;
         let info = &catalog.info;
@@ -118,7 +114,7 @@ impl Outline {
             horizon: data.horizon,
             action: Numeric::width(info, "action", data.action.names())?,
         };
-        let makers = InputMakers::of(&vla, models)?;
+        let makers = InputMakers::from_settings(&vla, models)?;
         let processor = makers.images(&vla)?;
         let shape = |name: &String| {
             let (height, width) = camera_size(info, name)?;
@@ -162,7 +158,7 @@ impl Outline {
         };
         let (frames, data_bytes, video_bytes) =
             (info.frames, catalog.data_bytes, video_bytes(info, &data.cameras)?);
-        let selection = Selection::of(&catalog, data, &spec.data.holdout_episodes).ok();
+        let selection = Selection::from_catalog(&catalog, data, &spec.data.holdout_episodes).ok();
         Ok(Self {
             dims,
             patches: images.iter().map(|shape| patches.count(*shape) as u64).sum(),

@@ -30,7 +30,7 @@ pub struct PolicyFile {
     pub sensor: Option<NumericFeature>,
     /// An action, `[size]`.
     pub action: NumericFeature,
-    /// Its chunks of actions.
+    /// Chunks of actions that the policy gives.
     #[serde(flatten)]
     pub chunk: Chunk,
     /// The whole prompt with its special tokens; `{task}` stands for the instruction, and every
@@ -75,7 +75,7 @@ pub struct Chunk {
 /// A camera, as frames of it are given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CameraInput {
-    /// Its feature.
+    /// The camera's feature.
     pub name: String,
     /// Rows.
     pub height: usize,
@@ -88,7 +88,7 @@ pub struct CameraInput {
 pub struct NumericFeature {
     /// The feature.
     pub name: String,
-    /// Its shape: in the data set, or of all its parts side by side.
+    /// The feature's shape: in the data set, or of all its parts side by side.
     pub shape: Vec<usize>,
     /// Names of its elements; absent where the data set has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -107,18 +107,18 @@ pub struct NumericFeature {
 /// One feature of several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeaturePart {
-    /// Its name in the data set.
+    /// The feature's name in the data set.
     pub name: String,
-    /// Its shape there.
+    /// The feature's shape in the data set.
     pub shape: Vec<usize>,
 }
 
 /// Sizes of the model's values, of a policy that was trained on several data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PaddedSizes {
-    /// Of the state of one frame.
+    /// Values of the state of one frame.
     pub state: usize,
-    /// Of an action.
+    /// Values of an action.
     pub action: usize,
 }
 
@@ -144,11 +144,11 @@ impl PolicyFile {
     /// may have `delta_actions` or `resize`, the third `history`, `max_text_tokens`, `parts`, or no state;
     /// the fourth another head than a flow-matching expert.
     pub const FORMATS: [u32; 4] = [1, 2, 3, 4];
-    /// Its name in a run's directory.
+    /// The file's name in a run's directory.
     pub const PATH: &str = "policy.json";
 
-    /// Of the run that this data set was opened for, whose model's samples have these sizes.
-    pub(in crate::vla_flow) fn of(dataset: &Dataset, dims: SampleDims) -> Self {
+    /// The file of the run that this data set was opened for, whose model's samples have these sizes.
+    pub(in crate::vla_flow) fn from_dataset(dataset: &Dataset, dims: SampleDims) -> Self {
         let settings = &dataset.settings;
         let frames = settings.observation.frames();
         let (own, padded) = (dataset.dims, PaddedSizes { state: dims.state / frames, action: dims.action });
@@ -211,7 +211,8 @@ impl PolicyFile {
                 seed: dataset.seed(),
             },
             padded: ((own.state, own.action) != (dims.state, dims.action)).then_some(padded),
-            observation: (settings.serve != Serve::default()).then(|| settings.serve.of(&settings.data)),
+            observation: (settings.serve != Serve::default())
+                .then(|| settings.serve.with_names_of(&settings.data)),
         }
     }
 

@@ -10,15 +10,15 @@ pub(super) struct Recipe {
     /// Changes images in training.
     pub(super) augmenter: Option<Augmenter>,
     pub(super) deltas: DeltaActions,
-    /// Of actions that are differences, which the data set has no statistics of.
+    /// Statistics of actions that are differences, which the data set does not have.
     pub(super) action_stats: Option<FeatureStats>,
 }
 
 impl Recipe {
     /// Without statistics, which are found in the opened data set.
-    pub(super) fn of(data: &Data, seed: u64) -> Self {
+    pub(super) fn new(data: &Data, seed: u64) -> Self {
         Self {
-            augmenter: Augmenter::of(&data.augmentation, seed),
+            augmenter: Augmenter::from_settings(&data.augmentation, seed),
             deltas: DeltaActions::new(&data.delta_actions),
             action_stats: None,
         }

@@ -26,13 +26,13 @@ use coxswain_task::Samples;
 
 /// Writes sample `index` of the run's data to `out`; nothing is left behind on failure.
 pub fn write_sample(spec: &RunSpec, models: Shelf<Sizes>, index: u64, out: &Path) -> Result<(), DataError> {
-    let settings = checked(VlaSettings::of(spec))?;
+    let settings = checked(VlaSettings::from_spec(spec))?;
     let several = !settings.data.sets.is_empty();
     let (sample, dims, fingerprint) = if several {
-        let sets = Mixture::open(spec, models)?;
+        let sets = Mixture::from_spec(spec, models)?;
         (sets.sample(index)?, sets.dims(), Samples::fingerprint(&sets))
     } else {
-        let dataset = Dataset::open(spec, models)?;
+        let dataset = Dataset::from_spec(spec, models)?;
         (dataset.sample(index)?, dataset.dims(), dataset.fingerprint())
     };
     let ids: Vec<i64> = sample.input_ids.iter().map(|id| i64::from(*id)).collect();

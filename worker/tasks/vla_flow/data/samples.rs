@@ -93,7 +93,7 @@ impl Dataset {
             // Its own directory says what it takes and gives.
             return vec![stats];
         }
-        let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::of(self, dims).to_json());
+        let (path, text) = (PolicyFile::PATH.to_owned(), PolicyFile::from_dataset(self, dims).to_json());
         vec![stats, TextFile { path, what: "inputs and outputs of the policy", text }]
     }
 }
@@ -106,7 +106,7 @@ fn chunk_too_long(dataset: &Dataset) -> Option<String> {
     let longest = dataset.catalog.episodes.episodes.iter().map(|episode| episode.length).max()?;
     (ahead >= longest).then(|| {
         format!(
-            "data.horizon is {horizon}, with data.action_stride {stride}: a chunk reaches {ahead} rows ahead, and the longest episode has \
+            "data.horizon is {horizon}, with data.action_stride {stride}: a chunk reaches {ahead} rows ahead, but the longest episode has \
              {longest}, so that its last actions are never learned; lower one of them"
         )
     })

@@ -18,8 +18,8 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Of a data set, as the run says it.
-    pub(super) fn of(catalog: &Catalog, data: &Data, holdout: &[usize]) -> Result<Self, DataError> {
+    /// The selection in a data set, as the run says it.
+    pub(super) fn from_catalog(catalog: &Catalog, data: &Data, holdout: &[usize]) -> Result<Self, DataError> {
         let episodes = &catalog.episodes.episodes;
         let count = episodes.len() as u64;
         let wrong = |found: String, remedy: &str| {

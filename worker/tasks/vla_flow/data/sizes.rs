@@ -2,10 +2,7 @@
 
 use coxswain_data::{
     DataError,
-    lerobot::{
-        Catalog,
-        info::{Feature, Info},
-    },
+    lerobot::{Catalog, feature::Feature, info::Info},
 };
 use coxswain_models::vision_language::PromptForm;
 
@@ -50,7 +47,7 @@ pub(super) fn check_reach(catalog: &Catalog, vla: &VlaSettings) -> Result<(), Da
     match looks.into_iter().find(|(_, rows)| *rows > longest) {
         None => Ok(()),
         Some((key, rows)) => {
-            let found = format!("{key} reaches over {rows} rows, and the longest episode has {longest}");
+            let found = format!("{key} reaches over {rows} rows, but the longest episode has {longest}");
             let remedy = format!("shorten {key}: before an episode's first frame, that frame is repeated");
             Err(DataError::invalid(&catalog.info.path, "total_frames", found, remedy))
         }

@@ -38,14 +38,14 @@ use coxswain_nn::{
 
 use super::{ExpertShape, features::FeatureNorm, registrar::Registrar};
 
-/// Of the layer norms inside blocks.
+/// Epsilon of the layer norms inside blocks.
 const EPS: f64 = 1e-5;
 
 /// A block's parameters.
 #[derive(Clone, Debug)]
 pub(super) struct DitBlock {
     cross: bool,
-    /// Of the hidden states that this block alone reads.
+    /// Norm and projection of the hidden states that this block alone reads.
     source: Option<(FeatureNorm, Dense)>,
     width: usize,
     heads: usize,
@@ -56,7 +56,7 @@ pub(super) struct DitBlock {
     output: Dense,
     mlp_in: Dense,
     mlp_out: Dense,
-    /// Of what attention and the MLP add.
+    /// Rate of dropout on what attention and the MLP add.
     dropout: f64,
     words: [u64; 2],
 }

@@ -28,7 +28,7 @@ use super::{ExpertShape, block::Rows, registrar::Registrar};
 
 /// Width of the sinusoidal time embedding.
 const TIME_WIDTH: usize = 256;
-/// Of the last layer norm.
+/// Epsilon of the last layer norm.
 const EPS: f64 = 1e-6;
 /// Standard deviation of positions and of the time embedding's layers, as DiT has it.
 const SMALL: f32 = 0.02;

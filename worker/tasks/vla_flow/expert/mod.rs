@@ -135,7 +135,7 @@ impl ActionExpert {
         }
     }
 
-    /// Its sizes.
+    /// The expert's sizes.
     pub fn shape(&self) -> &ExpertShape {
         &self.shape
     }

@@ -22,8 +22,8 @@ pub enum Learning<'a> {
 }
 
 impl<'a> Learning<'a> {
-    /// Of an expert that trains, or of one that is brought, with these adapters.
-    pub fn of(train: bool, adapters: Option<&'a LoraPlan>) -> Self {
+    /// What is learned of an expert that trains, or of one that is brought, with these adapters.
+    pub fn new(train: bool, adapters: Option<&'a LoraPlan>) -> Self {
         match adapters {
             _ if train => Self::Whole,
             Some(plan) => Self::Adapters(plan),

@@ -10,7 +10,7 @@ use crate::vla_flow::{
 /// What a head has to know of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSizes {
-    /// Of its hidden states.
+    /// Values of its hidden states.
     pub width: usize,
     /// Decoder layers.
     pub layers: usize,
@@ -52,7 +52,7 @@ pub struct ExpertForm {
     pub time_in_actions: bool,
     /// Hidden width of the state's encoder; none for a linear one.
     pub state_hidden: Option<usize>,
-    /// The same of the decoder of actions.
+    /// Hidden width of the decoder of actions; none for a linear one.
     pub decoder_hidden: Option<usize>,
     /// Whether the hidden states are normed first.
     pub feature_norm: bool,
@@ -78,8 +78,8 @@ impl ExpertForm {
 }
 
 impl ExpertShape {
-    /// Of a run whose samples have these sizes, on a model of such.
-    pub fn of(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
+    /// The expert of a run whose samples have these sizes, on a model of such.
+    pub fn from_settings(vla: &VlaSettings, model: ModelSizes, dims: SampleDims) -> Self {
         let expert = &vla.expert;
         let layerwise = expert.head == HeadKind::Layerwise;
         let hidden = |projection| (projection == Projection::Mlp).then_some(expert.ends_width);

@@ -35,7 +35,7 @@ const OF_THE_FIELD: ExpertShape = ExpertShape {
     },
     ..SHAPE
 };
-/// Of a policy that sees images alone.
+/// The shape of a policy that sees images alone.
 const STATELESS: ExpertShape = ExpertShape { state: 0, ..SHAPE };
 /// With a block for each layer of a language model.
 const LAYERWISE: ExpertShape = ExpertShape {
@@ -273,7 +273,7 @@ fn a_new_expert_predicts_zero_velocity() {
     assert!(begun.params[last.range()].iter().any(|&g| g != 0.0), "the layer that starts at zero moves");
 }
 
-/// The same expert, brought and not trained; what is below it may still want gradients.
+/// An expert that is brought and not trained; what is below it may still want gradients.
 #[test]
 fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
     let trained = Toy::new();
@@ -300,7 +300,7 @@ fn an_expert_that_does_not_train_passes_the_same_gradients_on_and_has_none() {
     assert!(gradient.hidden.is_none() && gradient.sensor.is_none(), "nobody wants one");
 }
 
-/// The same expert with adapters that have learned something.
+/// The toy's expert with adapters that have learned something.
 fn adapted() -> (Toy, LoraPlan) {
     let targets = ["attn.q", "attn.v", "1.attn.o", "mlp.out", "ada", "state", "time.out", "final.out"];
     let targets = LoraTargets::Suffixes(targets.map(str::to_owned).into());

@@ -69,7 +69,7 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
         samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
-        let settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let settings = VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dims = run_data(samples).dims();
         let tuned = check(&base, &settings, spec, dims).map_err(TaskError::bad_input)?;
         let loaded =
@@ -111,7 +111,7 @@ pub(super) fn check(
     let [state, action] = base.kind.sizes().padded;
     for (field, found, most) in [("data.state", dims.state, state), ("data.action", dims.action, action)] {
         if found > most {
-            let problem = format!("has {found} values, and the policy has room for {most}");
+            let problem = format!("has {found} values, but the policy has room for {most}");
             return Err(PolicyError::Setting { field, problem });
         }
     }
@@ -151,7 +151,7 @@ fn features(
     let [mut inputs, mut outputs] =
         [base.directory.features("input_features")?, base.directory.features("output_features")?];
     let dataset = samples.downcast_ref::<Dataset>();
-    let cameras = dataset.map(|dataset| PolicyFile::of(dataset, dims).cameras).unwrap_or_default();
+    let cameras = dataset.map(|dataset| PolicyFile::from_dataset(dataset, dims).cameras).unwrap_or_default();
     for feature in inputs.iter_mut().chain(&mut outputs) {
         let seen = |camera: &&CameraInput| settings.data.renamed(&camera.name) == feature.name;
         match &feature.kind[..] {

@@ -34,7 +34,7 @@ const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
 /// A policy, and what of it trains.
 #[derive(Clone, Copy)]
 pub struct TunedPolicy<'p> {
-    /// Its directory.
+    /// The policy's directory.
     pub base: &'p PolicyBase,
     /// What trains.
     pub tuned: &'p TunedModules,
@@ -79,7 +79,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
-        let settings = VlaSettings::of(spec)?;
+        let settings = VlaSettings::from_spec(spec)?;
         let dtype = settings.model.weights_dtype;
         let mut layout = TrainableLayout::default();
         let PolicyBase { directory, backbone, kind, .. } = base;

@@ -17,7 +17,7 @@ use coxswain_task::StarterJob;
 
 use crate::{settings::unread, starter::Starter};
 
-/// Of a camera that LeRobot fills by itself.
+/// Part of the name of a camera that LeRobot fills by itself.
 const EMPTY: &str = ".empty_camera_";
 
 /// A policy that a run is to begin with.
@@ -29,15 +29,15 @@ pub struct PolicyStart {
 
 impl PolicyStart {
     /// That of `cox init --model`; none if it is a plain model, or not given.
-    pub fn of(job: &StarterJob<'_>) -> Result<Option<Self>, DataError> {
+    pub fn for_job(job: &StarterJob<'_>) -> Result<Option<Self>, DataError> {
         let dir = job.model.map(|dir| hub::directory(dir, Repository::Model)).transpose()?;
         let Some(dir) = dir.filter(|dir| is_policy(dir)) else { return Ok(None) };
-        Self::read(&dir).map(Some).map_err(unread)
+        Self::from_dir(&dir).map(Some).map_err(unread)
     }
 
-    fn read(dir: &Path) -> Result<Self, ModelError> {
-        let directory = PolicyDirectory::open(dir)?;
-        let kind = PolicyKind::of(&directory)?;
+    fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        let directory = PolicyDirectory::from_dir(dir)?;
+        let kind = PolicyKind::from_directory(&directory)?;
         let modes = PolicyKind::normalization(&directory)?;
         Ok(Self { directory, kind, modes })
     }
@@ -54,8 +54,8 @@ impl PolicyStart {
         self.kind.sizes().chunk
     }
 
-    /// Of a data set's cameras those that the policy has places for, each with the policy's name: in its
-    /// order, those of equal names in their places and the others in what is left.
+    /// Cameras of a data set that the policy has places for, each with the policy's name: in its order, those
+    /// of equal names in their places and the others in what is left.
     pub fn cameras<'r>(&self, there: &[&'r FeatureReport]) -> Vec<(&'r FeatureReport, &str)> {
         let own = || self.kind.sizes().cameras.iter().filter(|name| !name.contains(EMPTY));
         let named = |name: &str| there.iter().copied().find(|camera| camera.name == name);

@@ -59,9 +59,9 @@ pub struct PolicySubject {
 /// A pass that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum CountedPass {
-    /// Of training, from pixels.
+    /// A pass of training, from pixels.
     Live,
-    /// The same from kept features.
+    /// A pass of training from kept features.
     Kept,
     /// What computes features.
     Filling,
@@ -69,19 +69,23 @@ enum CountedPass {
 
 impl PolicySubject {
     /// Reads configuration and metadata of everything that the run names.
-    pub fn read(spec: &RunSpec, base: PolicyBase, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
-        let outline = Outline::read(spec, models)?;
-        Self::of(spec.clone(), base, models, outline, Passes::default())
+    pub fn from_spec(
+        spec: &RunSpec,
+        base: PolicyBase,
+        models: Shelf<Sizes>,
+    ) -> Result<Self, PredictionError> {
+        let outline = Outline::from_spec(spec, models)?;
+        Self::with_passes(spec.clone(), base, models, outline, Passes::default())
     }
 
-    fn of(
+    fn with_passes(
         spec: RunSpec,
         base: PolicyBase,
         models: Shelf<Sizes>,
         outline: Outline,
         passes: Passes<(String, CountedPass)>,
     ) -> Result<Self, PredictionError> {
-        let settings = VlaSettings::of(&spec)?;
+        let settings = VlaSettings::from_spec(&spec)?;
         let tuned = check(&base, &settings, &spec, outline.dims)?;
         let (frozen, layout) = (frozen(&base, &tuned), TrainableLayout::default());
         let mut subject = Self { spec, settings, base, models, outline, tuned, frozen, layout, passes };
@@ -246,7 +250,7 @@ impl Subject for PolicySubject {
 
     fn suggestions(&self, ask: Ask) -> Vec<Suggestion> {
         let mut savings = Savings::new(self, ask);
-        savings.add_recompute("runs the expert's layers again in the backward pass");
+        savings.add_recompute("recomputes the expert's layers in the backward pass");
         savings.add_micro_batch();
         savings.into_suggestions()
     }
@@ -290,7 +294,7 @@ impl Subject for PolicySubject {
         let mut spec = self.spec.clone();
         change(&mut spec);
         let (base, outline) = (self.base.clone(), self.outline.clone());
-        let changed = Self::of(spec, base, self.models, outline, self.passes.clone());
+        let changed = Self::with_passes(spec, base, self.models, outline, self.passes.clone());
         Ok(Box::new(changed.map_err(TaskError::bad_input)?))
     }
 }

@@ -92,7 +92,7 @@ fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let written = objective.export(dir.path(), &layout, &initial).expect("it is written");
     assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
     let out = dir.path().join("policy");
-    let directory = PolicyDirectory::open(&out).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
     let features = directory.features("input_features").expect("there");
     let names: Vec<_> = features.iter().map(|feature| (&feature.name[..], &feature.shape[..])).collect();
     let expected: [(_, &[usize]); 4] = [
@@ -189,11 +189,11 @@ fn adapters_learn_alone_and_leave_peft_and_the_policy_that_has_them_merged() {
     let mut continued = spec_of(&Path::new(GOLDEN).join("policy"));
     let path = dir.path().join("adapter");
     continued.set_settings(&VlaSettings {
-        lora: VlaSettings::of(&continued)
+        lora: VlaSettings::from_spec(&continued)
             .expect("its own")
             .lora
             .map(|lora| coxswain_nn::lora::Lora { init_from: Some(path.display().to_string()), ..lora }),
-        ..VlaSettings::of(&continued).expect("its own")
+        ..VlaSettings::from_spec(&continued).expect("its own")
     });
     let (continued, batch) = self::built(&continued).expect("it is built");
     assert_eq!(continued.initial, trainables.to_vec());
@@ -285,9 +285,10 @@ fn settings_that_such_a_policy_has_not_are_refused_by_key() {
     let misfit = |cameras: &[&str], map: Value| {
         let changes = [("data.cameras", json!(cameras)), ("data.rename_map", map)];
         let spec = spec(&Path::new(GOLDEN).join("policy"), &changes);
-        let base = PolicyBase::of(&VlaSettings::of(&spec).expect("sound"), shelf::<Sizes>());
+        let base =
+            PolicyBase::from_settings(&VlaSettings::from_spec(&spec).expect("sound"), shelf::<Sizes>());
         let base = base.expect("it is read").expect("a policy");
-        base.misfit(&VlaSettings::of(&spec).expect("sound"), &spec).map(|(_, problem)| problem)
+        base.misfit(&VlaSettings::from_spec(&spec).expect("sound"), &spec).map(|(_, problem)| problem)
     };
     let [one, two] = [1, 2].map(|number| format!("observation.images.camera{number}"));
     assert_eq!(misfit(&[&one, &two], json!({})), None);

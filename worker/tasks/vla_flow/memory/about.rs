@@ -82,7 +82,7 @@ pub struct Subject {
     pub(super) models: Shelf<Sizes>,
     /// The model as its configuration has it.
     pub model: Arc<ModelOutline>,
-    /// Its adapters.
+    /// Adapters of the model.
     pub lora: Option<LoraPlan>,
     /// What of it trains in full.
     pub full: TrainedModules,
@@ -107,12 +107,12 @@ pub(crate) struct FrozenStorage {
 
 impl Subject {
     /// Reads configuration and metadata of everything the run names.
-    pub fn read(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
-        let vla = VlaSettings::of(spec)?;
+    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, PredictionError> {
+        let vla = VlaSettings::from_spec(spec)?;
         let dir = &directory::outline(&vla.model.path).map_err(ModelError::from)?;
         let model = Arc::new(models.vision_language.of(dir)?.outline(dir)?);
-        let outline = Outline::read(spec, models)?;
-        let frozen = FrozenStorage::read(dir, model.rules, &model.tensors())?;
+        let outline = Outline::from_spec(spec, models)?;
+        let frozen = FrozenStorage::from_headers(dir, model.rules, &model.tensors())?;
         let (spec, counts, trained) = (spec.clone(), Counts::default(), TrainableLayout::default());
         let (lora, full, passes) = (None, TrainedModules::default(), Passes::default());
         let subject = Self { spec, vla, models, model, lora, full, outline, trained, counts, frozen, passes };
@@ -121,13 +121,13 @@ impl Subject {
         Ok(subject)
     }
 
-    /// The same model and data under changed settings.
+    /// This model and data under changed settings.
     pub fn changed(&self, change: impl FnOnce(&mut RunSpec)) -> Result<Self, PredictionError> {
         let mut subject = self.clone();
         change(&mut subject.spec);
-        subject.vla = VlaSettings::of(&subject.spec)?;
+        subject.vla = VlaSettings::from_spec(&subject.spec)?;
         let modules = &subject.model.modules;
-        let split = Split::of(&subject.vla, &subject.model).map_err(ModelError::from)?;
+        let split = Split::from_settings(&subject.vla, &subject.model).map_err(ModelError::from)?;
         let lora = split.model.as_ref().map(|lora| LoraPlan::resolve(lora, modules));
         subject.lora = lora.transpose().map_err(ModelError::from)?;
         let full = TrainedModules::resolve(&subject.vla.model.train, modules, subject.lora.as_ref());
@@ -137,10 +137,10 @@ impl Subject {
             let mut tensors = subject.model.tensors();
             tensors.retain(|tensor| subject.trains().group(&tensor.name).is_none());
             let dir = directory::outline(&subject.vla.model.path).map_err(ModelError::from)?;
-            subject.frozen = FrozenStorage::read(&dir, subject.model.rules, &tensors)?;
+            subject.frozen = FrozenStorage::from_headers(&dir, subject.model.rules, &tensors)?;
         }
         subject.trained = trained(&subject.model, subject.trains(), &subject.vla, subject.outline.dims);
-        subject.counts = Counts::of(&subject.model, &subject.trained);
+        subject.counts = Counts::from_layout(&subject.model, &subject.trained);
         Ok(subject)
     }
 
@@ -155,7 +155,7 @@ impl Subject {
         Trains { lora: self.lora.as_ref(), full: Some(&self.full) }
     }
 
-    /// The same under other keys of the task.
+    /// This model and data under other keys of the task.
     pub fn with(&self, change: impl FnOnce(&mut VlaSettings)) -> Result<Self, PredictionError> {
         let mut vla = self.vla.clone();
         change(&mut vla);
@@ -192,7 +192,7 @@ impl Subject {
 impl FrozenStorage {
     /// From the model's sizes and its files' headers. Without weight files they are taken to be bf16, as
     /// published.
-    pub fn read(dir: &Path, rules: Rules, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
+    pub fn from_headers(dir: &Path, rules: Rules, tensors: &[FrozenTensor]) -> Result<Self, ModelError> {
         let checkpoint = has_weights(dir).then(|| Checkpoint::open(dir, rules)).transpose()?;
         let copied = |dtype| {
             FrozenBytes::of(tensors, |tensor| {
@@ -212,7 +212,7 @@ impl FrozenStorage {
         })
     }
 
-    /// Of matrices kept as `dtype`.
+    /// Bytes of matrices kept as `dtype`.
     pub fn bytes(&self, place: Place, dtype: impl Into<FrozenDtype>) -> &FrozenBytes {
         let by_dtype = match place {
             Place::Gpu => &self.whole,

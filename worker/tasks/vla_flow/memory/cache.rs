@@ -177,7 +177,7 @@ mod tests {
         spec.vla_mut().model.path = model;
         spec.data.path = root.join(&spec.data.path).display().to_string();
         change(&mut spec);
-        Subject::read(&spec, shelf()).expect("its model and data are in the repository")
+        Subject::from_spec(&spec, shelf()).expect("its model and data are in the repository")
     }
 
     fn exact(targets: &str) -> Subject {

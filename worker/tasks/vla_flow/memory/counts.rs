@@ -24,9 +24,9 @@ use crate::vla_flow::{
 /// Elements of a frozen part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
-    /// Of matrices, which are kept in `model.weights_dtype`.
+    /// Elements of matrices, which are kept in `model.weights_dtype`.
     pub matrices: u64,
-    /// Of biases and gains, which are always fp32.
+    /// Elements of biases and gains, which are always fp32.
     pub vectors: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct Counts {
 
 impl Counts {
     /// Counts a policy, of which this trains.
-    pub fn of(model: &ModelOutline, layout: &TrainableLayout) -> Self {
+    pub fn from_layout(model: &ModelOutline, layout: &TrainableLayout) -> Self {
         let mut counts = Self::frozen(model);
         for param in layout.params() {
             let group = match param.group {
@@ -126,9 +126,9 @@ pub fn trained(
         SensorEncoder::register(&mut layout, shape);
     }
     // Targets that mean nothing were refused before anything is counted.
-    let split = Split::of(vla, model).unwrap_or_default();
-    let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-    HeadShape::of(vla, model.into(), dims).register(&mut layout, learning);
+    let split = Split::from_settings(vla, model).unwrap_or_default();
+    let learning = Learning::new(vla.expert.train, split.expert.as_ref());
+    HeadShape::from_settings(vla, model.into(), dims).register(&mut layout, learning);
     layout
 }
 

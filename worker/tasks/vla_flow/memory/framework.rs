@@ -37,7 +37,7 @@ fn sample_bytes(subject: &Subject) -> u64 {
     4 * (pixels.max(features) + outline.prompt_tokens as u64 + numbers as u64)
 }
 
-/// Of a process on the host, with a tokenizer of this size and so many compute threads.
+/// Memory of a process on the host, with a tokenizer of this size and so many compute threads.
 pub(crate) fn of_process(tokenizer: u64, threads: u64, scratch: u64) -> u64 {
     // The `gemm` crate keeps a packing buffer of the size of the second-level cache on every thread that
     // multiplies.

@@ -123,7 +123,7 @@ impl Subject {
                 what: "embedding table in host memory".into(),
                 setting: "memory.offload=embedding".into(),
                 saves: self.frozen(ask.place).table as i64,
-                remark: "every step copies the rows that it looks up to the GPU".into(),
+                remark: "every step copies to the GPU the rows that it looks up".into(),
             });
         }
         suggestions
@@ -203,7 +203,7 @@ impl Subject {
 
 /// Modes of recompute, most frugal last.
 const MODES: [(Recompute, &str, &str); 3] = [
-    (Recompute::Every(2), "{every: 2}", "runs every second block again"),
-    (Recompute::Selective, "selective", "runs part of each block again"),
-    (Recompute::Full, "full", "runs every block again"),
+    (Recompute::Every(2), "{every: 2}", "recomputes every second block"),
+    (Recompute::Selective, "selective", "recomputes part of each block"),
+    (Recompute::Full, "full", "recomputes every block"),
 ];

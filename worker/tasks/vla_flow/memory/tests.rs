@@ -1,5 +1,8 @@
 //! Counts are exact, and a prediction changes the way the thing it predicts does.
 
+mod oft;
+mod qwen_pi;
+
 use crate::vla_flow::config::VlaSpec;
 use coxswain_models::families::shelf;
 use coxswain_nn::lora::ModuleKind;
@@ -17,7 +20,7 @@ use coxswain_proto::{
 use coxswain_task::memory::Prediction;
 
 use super::*;
-use crate::vla_flow::{config::FeatureList, data::Outline, policy::Policy};
+use crate::vla_flow::{data::Outline, policy::Policy};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -35,7 +38,7 @@ fn spec(name: &str) -> RunSpec {
 }
 
 fn subject(name: &str) -> Subject {
-    Subject::read(&spec(name), shelf()).expect("its model and data are in the repository")
+    Subject::from_spec(&spec(name), shelf()).expect("its model and data are in the repository")
 }
 
 fn gpu(micro_batch: u64, world: u64) -> Ask {
@@ -62,14 +65,14 @@ fn the_published_model_is_counted_to_the_unit() {
 #[test]
 fn trainables_are_counted_as_the_layout_has_them() {
     let changes: [fn(&mut RunSpec); 8] = [
-        oft,
+        oft::change,
         |spec| {
-            layerwise(spec);
+            qwen_pi::change(spec);
             let mut vla = spec.vla_mut();
             (vla.expert.width, vla.expert.heads) = (64, 4);
         },
         |spec| {
-            layerwise(spec);
+            qwen_pi::change(spec);
             let mut vla = spec.vla_mut();
             (vla.expert.width, vla.expert.heads) = (64, 4);
             vla.expert.train = false;
@@ -103,79 +106,25 @@ fn trainables_are_counted_as_the_layout_has_them() {
     for change in changes {
         let mut spec = original.spec.clone();
         change(&mut spec);
-        let subject = Subject::read(&spec, shelf()).expect("a run that can be read");
+        let subject = Subject::from_spec(&spec, shelf()).expect("a run that can be read");
         let (_, layout, _) = Policy::<Flex>::load(&spec, shelf(), subject.outline.dims, &Default::default())
             .expect("a run that can be loaded");
         assert_eq!(subject.trained.len(), layout.len());
     }
 }
 
-/// The same run with a head on action tokens.
-fn oft(spec: &mut RunSpec) {
-    let mut vla = spec.vla_mut();
-    vla.expert = serde_json::from_value(serde_json::json!({"preset": "oft"})).expect("a preset");
-    (vla.data.state, vla.data.sensor) = (FeatureList::default(), None);
-}
-
-#[test]
-fn a_head_on_action_tokens_is_counted_by_hand_and_its_tokens_are_the_prompts() {
-    let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::read(&spec, shelf()).expect("no weights are needed").outline;
-    oft(&mut spec);
-    let subject = Subject::read(&spec, shelf()).expect("no weights are needed");
-    // Two norms and layers around two blocks, hidden states of 2560, twice as wide inside.
-    let (narrow, wide, action) = (2560, 5120, before.dims.action as u64);
-    let layer = |inputs: u64, outputs: u64| 2 * inputs + inputs * outputs + outputs;
-    let expert = layer(narrow, wide) + 2 * layer(wide, wide) + layer(wide, action);
-    assert_eq!((subject.counts.expert, subject.counts.sensor), (expert, 0));
-    let more = subject.outline.prompt_tokens - before.prompt_tokens;
-    assert!((before.dims.horizon + 9..before.dims.horizon + 24).contains(&more), "{more}");
-    assert!(subject.predict(gpu(1, 1)).peak() > 9 << 30);
-}
-
-/// The same run with a head that reads every layer.
-fn layerwise(spec: &mut RunSpec) {
-    let mut vla = spec.vla_mut();
-    vla.expert = serde_json::from_value(serde_json::json!({"preset": "qwen_pi"})).expect("a preset");
-    vla.data.sensor = None;
-}
-
-#[test]
-fn a_head_that_reads_every_layer_is_counted_by_hand_and_its_state_is_in_the_prompt() {
-    let mut spec = spec("qwen3-vl-4b.yaml");
-    let before = Subject::read(&spec, shelf()).expect("no weights are needed").outline;
-    layerwise(&mut spec);
-    let subject = Subject::read(&spec, shelf()).expect("no weights are needed");
-    let layer = |inputs: u64, outputs: u64| inputs * outputs + outputs;
-    let (width, action, horizon) = (1024, before.dims.action as u64, before.dims.horizon as u64);
-    // A norm and a projection of each of 36 layers: as many as starVLA says that it has.
-    let source = 2 * 2560 + layer(2560, width);
-    assert_eq!(36 * source, 94_593_024);
-    let attention = 3 * layer(width, width) + width * width;
-    let block =
-        source + layer(width, 2 * width) + attention + layer(width, 4 * width) + layer(4 * width, width);
-    let time = layer(256, width) + layer(width, width);
-    let tokens =
-        layer(action, width) + layer(2 * width, width) + layer(width, width) + (32 + horizon) * width;
-    let decoder = layer(width, 1024) + layer(1024, action);
-    assert_eq!(subject.counts.expert, 36 * block + time + tokens + decoder);
-    let more = subject.outline.prompt_tokens - before.prompt_tokens;
-    assert!((4 * before.dims.state..4 * before.dims.state + 24).contains(&more), "{more}");
-    // Beside the model it has 36 hidden states and their gradients.
-    assert!(subject.predict(gpu(1, 1)).peak() > 9 << 30);
-}
-
 #[test]
 fn the_longest_prompt_is_the_data_sets_own() {
     is_the_data_sets_own(|_| {});
-    is_the_data_sets_own(oft);
+    is_the_data_sets_own(oft::change);
 }
 
 fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
     let mut spec = spec("quickstart.yaml");
     change(&mut spec);
-    let outline = Outline::read(&spec, shelf()).expect("metadata of the repository's data set");
-    let dataset = crate::vla_flow::data::Dataset::open(&spec, shelf()).expect("the repository's data set");
+    let outline = Outline::from_spec(&spec, shelf()).expect("metadata of the repository's data set");
+    let dataset =
+        crate::vla_flow::data::Dataset::from_spec(&spec, shelf()).expect("the repository's data set");
     let longest =
         (0..dataset.len()).map(|index| dataset.sample(index).expect("a sample").input_ids.len()).max();
     assert_eq!(Some(outline.prompt_tokens), longest);
@@ -187,9 +136,9 @@ fn is_the_data_sets_own(change: fn(&mut RunSpec)) {
 #[test]
 fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
     let mut spec = spec("quickstart.yaml");
-    let encoded = Outline::read(&spec, shelf()).expect("metadata").prompt_tokens;
+    let encoded = Outline::from_spec(&spec, shelf()).expect("metadata").prompt_tokens;
     spec.vla_mut().model.path = repository().join("configs/assets/qwen2.5-vl-3b").display().to_string();
-    let estimated = Outline::read(&spec, shelf()).expect("metadata needs no tokenizer");
+    let estimated = Outline::from_spec(&spec, shelf()).expect("metadata needs no tokenizer");
     assert_eq!(estimated.prompt_length, crate::vla_flow::data::PromptLength::Estimated);
     assert!(estimated.prompt_tokens >= encoded, "{estimated:?} for {encoded}");
 }

@@ -23,7 +23,7 @@ use coxswain_nn::{
 
 use crate::vla_flow::expert::{Learning, Registrar};
 
-/// Of the layer norms.
+/// Epsilon of the layer norms.
 const EPS: f64 = 1e-5;
 /// Blocks with a residual.
 const BLOCKS: usize = 2;

@@ -47,9 +47,9 @@ pub struct OftPrompts {
 }
 
 impl OftPrompts {
-    /// Of a family's own prompts, for chunks of so many actions. Refuses a tokenizer that makes nothing of
-    /// the character.
-    pub fn of(inner: Box<dyn PromptEncoder>, horizon: usize) -> Result<Self, String> {
+    /// Prompts made of a family's own, for chunks of so many actions. Refuses a tokenizer that makes nothing
+    /// of the character.
+    pub fn new(inner: Box<dyn PromptEncoder>, horizon: usize) -> Result<Self, String> {
         let ids = |text: &str| inner.like(&form(text)).encode("", &[]);
         let (none, spoken, action) = (ids("")?, ids(&words(horizon))?, ids(ACTION)?);
         // Text stands where prompts without and with it begin to differ.

@@ -146,7 +146,7 @@ fn load(spec: &RunSpec) -> (Policy<Flex>, TrainableLayout, Vec<f32>) {
 fn prompts(model: &Path, horizon: usize, max_text_tokens: Option<usize>) -> OftPrompts {
     let family = shelf::<Flex>().vision_language.of(model).expect("its family is read");
     let form = PromptForm { template: "{task}", images: 1, max_text_tokens };
-    OftPrompts::of(family.prompts(model, &form).expect("its tokenizer"), horizon).expect("it has bytes")
+    OftPrompts::new(family.prompts(model, &form).expect("its tokenizer"), horizon).expect("it has bytes")
 }
 
 /// The checkpoint, with a token for the action character.

@@ -31,7 +31,7 @@ pub enum PolicyError {
 /// A micro-batch that cannot be run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StepError {
-    /// Its tokens or images do not fit the model.
+    /// Tokens or images of the micro-batch do not fit the model.
     #[error("step {step}, samples {samples:?}: {source}")]
     Tokens {
         /// Optimizer step.
@@ -41,7 +41,7 @@ pub enum StepError {
         /// What does not fit.
         source: TokenError,
     },
-    /// Its cached features do not fit its tokens.
+    /// Cached features of the micro-batch do not fit its tokens.
     #[error("step {step}, samples {samples:?}: cached features: {problem}")]
     Features {
         /// Optimizer step.

@@ -49,19 +49,19 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok((policy, layout, values))
     }
 
-    /// The same without the values, which may be many to draw.
+    /// Reads and builds as [`load`](Self::load) does, without the values, which may be many to draw.
     pub fn load_without_values(
         spec: &RunSpec,
         models: Shelf<B>,
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout), PolicyError> {
-        let vla = VlaSettings::of(spec)?;
+        let vla = VlaSettings::from_spec(spec)?;
         check(&vla, dims)?;
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let family = models.vision_language.of(dir)?;
         let outline = family.outline(dir)?;
-        let split = Split::of(&vla, &outline).map_err(ModelError::from)?;
+        let split = Split::from_settings(&vla, &outline).map_err(ModelError::from)?;
         let tuned =
             TunedModules::resolve(split.model.as_ref(), &vla.model.train, &outline.modules, HEAD_IS_UNUSED)?;
         let mut layout = TrainableLayout::default();
@@ -80,8 +80,8 @@ impl<B: Tape<Base = B>> Policy<B> {
             };
             SensorEncoder::register(&mut layout, shape)
         });
-        let learning = Learning::of(vla.expert.train, split.expert.as_ref());
-        let head = HeadShape::of(&vla, (&outline).into(), dims).register(&mut layout, learning);
+        let learning = Learning::new(vla.expert.train, split.expert.as_ref());
+        let head = HeadShape::from_settings(&vla, (&outline).into(), dims).register(&mut layout, learning);
         let settings = Settings {
             seed: spec.run.seed,
             convention: vla.expert.convention,
@@ -116,11 +116,11 @@ impl<B: Tape<Base = B>> Policy<B> {
 
     /// What the trainables of a loaded policy started from, once more.
     pub fn initial_values(&self, spec: &RunSpec, layout: &TrainableLayout) -> Result<Vec<f32>, PolicyError> {
-        let vla = VlaSettings::of(spec)?;
+        let vla = VlaSettings::from_spec(spec)?;
         let dir = &pretrained::directory::<B>(&vla.model.path)?;
         let outline = self.model.outline();
         let modules = &outline.modules;
-        let lora = Split::of(&vla, outline).map_err(ModelError::from)?.model;
+        let lora = Split::from_settings(&vla, outline).map_err(ModelError::from)?.model;
         let tuned = TunedModules::resolve(lora.as_ref(), &vla.model.train, modules, HEAD_IS_UNUSED)?;
         let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
         Ok(tuned.initial_values::<B>(spec.run.seed, layout, checkpoint, vla.model.weights_dtype)?)
@@ -146,7 +146,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
         return refuse(field, "0; expected at least 1".into());
     }
     if !vla.data.rename_map.is_empty() {
-        let problem = "is only for LeRobot policies, and `model.path` is not one; remove it";
+        let problem = "is only for LeRobot policies, but `model.path` is not one; remove it";
         return refuse("data.rename_map", problem.into());
     }
     let (width, heads) = (vla.expert.width, vla.expert.heads);
@@ -160,7 +160,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let seen = [("data.state", dims.state), ("data.sensor", dims.sensor_window)];
     if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == HeadKind::Oft && *size > 0)
     {
-        let problem = "is read, and the head `oft` sees images and text alone; leave it out";
+        let problem = "is read, but the head `oft` sees images and text alone; leave it out";
         return refuse(field, problem.into());
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);

@@ -70,7 +70,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         &*self.model
     }
 
-    /// Its adapters, if it has any.
+    /// The policy's adapters, if it has any.
     pub fn lora(&self) -> Option<&LoraPlan> {
         self.lora.as_ref()
     }

@@ -121,7 +121,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         Ok((loss.sum(), gradient.hidden))
     }
 
-    /// The same of a head that reads action tokens.
+    /// A pass of a head that reads action tokens.
     fn oft_pass(
         &self,
         head: &OftHead,
@@ -192,8 +192,8 @@ impl<B: Tape<Base = B>> Policy<B> {
         self.sample_actions_from(trainables, batch, start.into())
     }
 
-    /// The same from noise that is given, `[b, horizon, action]`, 0 where it is padding. A head without a
-    /// flow takes none.
+    /// Samples normalised action chunks from noise that is given, `[b, horizon, action]`, 0 where it is
+    /// padding. A head without a flow takes none.
     pub fn sample_actions_from(
         &self,
         trainables: &Trainables<B>,

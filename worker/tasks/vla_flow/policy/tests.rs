@@ -84,7 +84,7 @@ fn are_derivatives(fixture: &Fixture) {
     are_slopes(fixture, 5e-4);
 }
 
-/// The same by differences so far apart.
+/// Gradients are derivatives by differences so far apart.
 fn are_slopes(fixture: &Fixture, step: f64) {
     let (_, grads) = fixture.run(&batch(&[0, 1]));
     let layout = fixture.trainables.layout();

@@ -47,7 +47,7 @@ pub(super) struct PolicyDescription {
     pub(super) stats: Option<Stats>,
     /// Where they are from.
     pub(super) stats_path: PathBuf,
-    /// Of each action's noise so many values are drawn; what is padded beyond them is 0.
+    /// How many values of each action's noise are drawn; what is padded beyond them is 0.
     pub(super) noise: usize,
     /// The run's settings, with the model that makes its input.
     pub(super) settings: VlaSettings,
@@ -58,7 +58,7 @@ pub(super) struct PolicyDescription {
 impl PolicyDescription {
     /// Reads what describes the policy in a run's directory; of one that was trained on several data sets,
     /// what it is for the robot of `serve.set`.
-    pub(super) fn read(
+    pub(super) fn from_dir(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         settings: &VlaSettings,
@@ -69,7 +69,7 @@ impl PolicyDescription {
         let policy = dir.join(POLICY_DIR);
         if is_policy(&policy) {
             settings.model.path = policy.display().to_string();
-            let base = PolicyBase::of(&settings, models).map_err(unread)?;
+            let base = PolicyBase::from_settings(&settings, models).map_err(unread)?;
             return base.map_or_else(|| Err(missing(&policy)), |base| lerobots(spec, settings, base));
         }
         let path = if ours { dir.join(PolicyFile::PATH) } else { policy };

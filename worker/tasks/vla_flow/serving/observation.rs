@@ -74,7 +74,7 @@ pub(super) struct ObservationReader {
 
 impl ObservationReader {
     /// For the policy that is described so.
-    pub fn open(
+    pub fn new(
         spec: &RunSpec,
         models: Shelf<Sizes>,
         described: PolicyDescription,
@@ -84,7 +84,7 @@ impl ObservationReader {
             let NumericFeature { name, normalization, .. } = feature;
             Normalizer::of(stats.as_ref(), &stats_path, name, feature.elements(), *normalization)
         };
-        let makers = InputMakers::of(&settings, models)?;
+        let makers = InputMakers::from_settings(&settings, models)?;
         let form = PromptForm {
             template: &settings.data.prompt,
             images: file.cameras.len() * (file.history.len() + 1),
@@ -92,7 +92,7 @@ impl ObservationReader {
         };
         Ok(Self {
             run: spec.run.name.clone(),
-            names: settings.serve.of(&settings.data),
+            names: settings.serve.with_names_of(&settings.data),
             images: makers.images(&settings)?,
             prompt: makers.prompts(&form)?,
             state: file.state.as_ref().map(normalizer).transpose()?,
@@ -243,7 +243,7 @@ impl ObservationReader {
                 frames == 1 || shape.first() == Some(&frames)
             });
             let part = found.and_then(as_numbers).ok_or_else(|| {
-                let wanted = format!("expected numbers, a part of {:?}", feature.shape);
+                let wanted = format!("expected numbers that are a part of the shape {:?}", feature.shape);
                 self.differs(request, name, &feature.name, &wanted)
             })?;
             check_finite(name, &part)?;
@@ -415,7 +415,7 @@ impl RequestReader for ObservationReader {
                 noise
             }
             Some(_) if !self.file.flow.head.is_flow() => {
-                let problem = "is given, and this policy draws none; leave it out";
+                let problem = "is given, but this policy draws none; leave it out";
                 return Err(BadRequest::new(NOISE, problem.to_owned()));
             }
             Some(_) => {

@@ -47,17 +47,17 @@ pub struct PolicyResponder {
 
 impl PolicyResponder {
     /// Loads the pretrained model, and what a run has left in `dir`.
-    pub fn open<B: Tape<Base = B>>(
+    pub fn load<B: Tape<Base = B>>(
         spec: &RunSpec,
         models: Shelves<B>,
         dir: &Path,
         device: &B::Device,
     ) -> Result<Self, TaskError> {
-        let mut settings = VlaSettings::of(spec).map_err(TaskError::bad_input)?;
+        let mut settings = VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let mut described =
-            PolicyDescription::read(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
+            PolicyDescription::from_dir(spec, models.sizes, &settings, dir).map_err(TaskError::bad_input)?;
         let base = described.base.take();
-        let reader = ObservationReader::open(spec, models.sizes, described).map_err(TaskError::bad_input)?;
+        let reader = ObservationReader::new(spec, models.sizes, described).map_err(TaskError::bad_input)?;
         let sampler: Box<dyn ChunkSampler> = match base {
             Some(base) => {
                 // Adapters are merged in what a run has left: nothing of the run's settings is laid over it,

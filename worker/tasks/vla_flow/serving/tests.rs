@@ -4,6 +4,8 @@ mod chunking;
 mod lerobot;
 mod mixture;
 mod observed;
+mod oft;
+mod qwen_pi;
 
 use coxswain_models::Shelves;
 use coxswain_models::families::shelf;
@@ -24,7 +26,7 @@ use tempfile::TempDir;
 use super::PolicyResponder;
 use crate::vla_flow::{
     VlaFlow,
-    config::{FeatureList, Serve, VlaSettings, VlaSpec},
+    config::{Serve, VlaSettings, VlaSpec},
     data::{Dataset, PolicyFile},
     policy::Policy,
     testing::{
@@ -103,7 +105,7 @@ impl Run {
         change(&mut spec.vla_mut());
         spec.vla_mut().model.train = train.iter().map(|&pattern| pattern.to_owned()).collect();
         spec.vla_mut().sensor.tokens = 2;
-        let dataset = Dataset::open(&spec, shelf()).unwrap();
+        let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
         let Assembly { objective, layout, initial } =
             TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &Default::default()).unwrap();
         let drifted = |(at, value): (usize, &f32)| value + 0.05 * (at as f32).sin();
@@ -119,7 +121,7 @@ impl Run {
     }
 
     fn responder(&self) -> PolicyResponder {
-        PolicyResponder::open::<Flex>(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&self.spec, Shelves::default(), self.dir.path(), &Default::default())
             .unwrap_or_else(|error| panic!("{error}"))
     }
 }
@@ -181,43 +183,6 @@ fn an_expert_with_adapters_answers_from_what_a_run_has_left() {
     });
     assert!(!alone.dir.path().join("adapter").exists(), "the model has none");
     assert_near(&answers(&alone.responder(), &FRAMES.map(observation)), &expected(&alone), 1e-4);
-}
-
-#[test]
-fn a_head_on_action_tokens_answers_from_what_a_run_has_left_and_takes_no_noise() {
-    let run = Run::made(&[], |vla| {
-        vla.lora = Some(serde_json::from_value(json!({"rank": 2, "alpha": 4.0, "targets": LORA})).unwrap());
-        vla.expert = serde_json::from_value(json!({"preset": "oft"})).unwrap();
-        (vla.data.state, vla.data.sensor) = (FeatureList::default(), None);
-    });
-    let left = std::fs::read_to_string(run.dir.path().join(PolicyFile::PATH)).unwrap();
-    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((&left["format"], &left["flow"]["head"]), (&json!(4), &json!("oft")));
-    assert!(left["prompt"].as_str().unwrap().ends_with("robot actions: <action>🔍🔍🔍🔍"), "{left}");
-    let (responder, observations) = (run.responder(), FRAMES.map(observation));
-    assert_near(&answers(&responder, &observations), &expected(&run), 1e-4);
-    let reader = responder.reader();
-    assert!(reader.describe()["optional"].get("noise").is_none());
-    let mut noisy = observation(0);
-    noisy.insert("noise".into(), Value::numbers(vec![4, 2], vec![0.0; 8]));
-    let refused = reader.read(&noisy).expect_err("it draws none");
-    assert!(refused.problem.contains("leave it out"), "{}", refused.problem);
-}
-
-#[test]
-fn a_head_that_reads_every_layer_is_told_the_state_and_answers_as_evaluation_does() {
-    let run = Run::made(&[], |vla| {
-        vla.lora = Some(serde_json::from_value(json!({"rank": 2, "alpha": 4.0, "targets": LORA})).unwrap());
-        let small = json!({"preset": "qwen_pi", "width": 16, "heads": 2, "ends_width": 8});
-        vla.expert = serde_json::from_value(small).unwrap();
-        vla.data.sensor = None;
-    });
-    let left = std::fs::read_to_string(run.dir.path().join(PolicyFile::PATH)).unwrap();
-    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((&left["format"], &left["flow"]["head"]), (&json!(4), &json!("layerwise")));
-    let responder = run.responder();
-    assert_near(&answers(&responder, &FRAMES.map(observation)), &expected(&run), 1e-4);
-    assert!(responder.reader().describe()["optional"].get("noise").is_some());
 }
 
 /// What evaluation samples of these frames.
@@ -372,8 +337,8 @@ fn colourful(frame: usize) -> NamedValues {
     named
 }
 
-/// The same as a robot of openpi's has it: names of its own, the state in two parts, a camera with its
-/// channels first.
+/// The colourful observation as a robot of openpi's has it: names of its own, the state in two parts, a
+/// camera with its channels first.
 fn renamed(frame: usize) -> NamedValues {
     let mut named = colourful(frame);
     for (from, to) in [
@@ -429,7 +394,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         ),
         (
             refused(&|named| drop(named.remove("gripper"))),
-            "gripper: missing; expected numbers, a part of [3]",
+            "gripper: missing; expected numbers that are a part of the shape [3]",
         ),
         (
             refused(&|named| drop(named.insert("joints".into(), longer.clone()))),
@@ -444,7 +409,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
 fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
     let mut run = Run::new();
     let file = |spec: &RunSpec| {
-        let files = Samples::files(&Dataset::open(spec, shelf()).unwrap());
+        let files = Samples::files(&Dataset::from_spec(spec, shelf()).unwrap());
         let policy = files.into_iter().find(|file| file.path == PolicyFile::PATH).unwrap();
         serde_json::from_str::<serde_json::Value>(&policy.text).unwrap()
     };
@@ -461,7 +426,7 @@ fn other_names_are_told_to_who_loads_the_policy_elsewhere() {
 fn what_a_run_has_not_left_is_named() {
     let run = Run::new();
     let open = |dir: &Path| {
-        PolicyResponder::open::<Flex>(&run.spec, Shelves::default(), dir, &Default::default()).err()
+        PolicyResponder::load::<Flex>(&run.spec, Shelves::default(), dir, &Default::default()).err()
     };
     let refused = |dir: &Path| open(dir).expect("something is missing").to_string();
     let elsewhere = tempfile::tempdir().unwrap();
@@ -482,13 +447,13 @@ fn answers_alike_merged(run: &Run) {
     merged.vla_mut().lora = None;
     merged.vla_mut().model.train = Vec::new();
     let responder =
-        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_near(&answers(&responder, &FRAMES.map(observation)), &expected, 1e-4);
     // And it is the merge that does it.
     merged.vla_mut().model.path = run.dir.path().join("model").display().to_string();
     let plain =
-        PolicyResponder::open::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
+        PolicyResponder::load::<Flex>(&merged, Shelves::default(), run.dir.path(), &Default::default())
             .unwrap();
     assert_ne!(answers(&plain, &FRAMES.map(observation)), expected);
 }

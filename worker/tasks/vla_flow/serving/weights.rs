@@ -19,8 +19,8 @@ use crate::{
     vla_flow::{adapters::Split, config::VlaSettings, objective::GROUPS},
 };
 
-/// The same run, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir` has all
-/// of it, adapters merged.
+/// A run like this one, whose adapter begins as the one in `dir`. Whatever it trained of the expert, `dir`
+/// has all of it, adapters merged.
 pub fn with_adapter_of(
     spec: &RunSpec,
     models: Shelf<Sizes>,
@@ -32,7 +32,7 @@ pub fn with_adapter_of(
         let base = directory::outline(&settings.model.path).map_err(ModelError::from);
         let model = base.and_then(|base| models.vision_language.of(&base)?.outline(&base));
         let model = model.map_err(TaskError::bad_input)?;
-        settings.lora = Split::of(&settings, &model).map_err(TaskError::bad_input)?.model;
+        settings.lora = Split::from_settings(&settings, &model).map_err(TaskError::bad_input)?.model;
         settings.expert.train = true;
     }
     if let Some(lora) = &mut settings.lora {

@@ -28,11 +28,11 @@ impl TwoSets {
     /// The second set has 9 samples beside 17, shorter states, longer actions, and no camera at the wrist:
     /// what is the wrist's there is the run's front.
     pub fn new(change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
-        Self::of(Recording { episodes: vec![(3, 0), (6, 0)], ..Recording::default() }, change)
+        Self::with_second(Recording { episodes: vec![(3, 0), (6, 0)], ..Recording::default() }, change)
     }
 
-    /// The same with another second set.
-    pub fn of(second: Recording, change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
+    /// Two recordings of which the second is this one, and a run on both.
+    pub fn with_second(second: Recording, change: impl FnOnce(&mut Vec<DataSet>)) -> Self {
         let first = Recording::default();
         let data = [first.write(), second.write()];
         let mut spec = first.spec(data[0].path());
@@ -52,14 +52,14 @@ impl TwoSets {
     }
 
     /// Both.
-    pub fn open(&self) -> Mixture {
-        Mixture::open(&self.spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
+    pub fn mixture(&self) -> Mixture {
+        Mixture::from_spec(&self.spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// One set, as a run on it alone sees it.
     pub fn alone(&self, at: usize) -> Dataset {
         let vla = self.spec.vla();
         let spec = vla.spec_of_set(&self.spec, &vla.data.sets[at]);
-        Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
+        Dataset::from_spec(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"))
     }
 }

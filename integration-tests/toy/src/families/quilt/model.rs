@@ -33,7 +33,7 @@ use super::{
 pub struct Quilt<B: ModelBackend> {
     /// Sizes.
     pub config: Config,
-    /// The same for tasks.
+    /// The sizes as tasks see them.
     pub outline: ModelOutline,
     /// From pixels of a patch to a token.
     pub patches: LoraLinear<B>,

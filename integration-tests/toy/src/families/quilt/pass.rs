@@ -201,7 +201,7 @@ impl<'a, B: Tape<Base = B>> Pass<'a, B> {
         Ok(patches_md)
     }
 
-    /// The same, not recorded.
+    /// Patches as tokens, `[m, d]`, not recorded.
     fn frozen_patches(&self) -> Result<Tensor<B, 2>, PassError> {
         let Self { model, of, .. } = self;
         match self.places.count() {

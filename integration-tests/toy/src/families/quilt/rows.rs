@@ -22,7 +22,7 @@ pub struct RowsContext {
 }
 
 impl RowsContext {
-    /// Of rows that lie so among so many tokens.
+    /// The context of rows that lie so among so many tokens.
     pub fn new(rows: Rows<'_>, tokens: usize) -> Self {
         let mask = match rows {
             Rows::Padded(valid) => AttentionMask::Causal(valid.into()),
@@ -109,7 +109,7 @@ pub struct DropoutPlaces<B: ModelBackend> {
 }
 
 impl<B: ModelBackend> DropoutPlaces<B> {
-    /// Of a training pass.
+    /// Places of the rows of a training pass.
     pub fn new(of: DropoutKeys<'_>, prompts: Prompts<'_>, device: &B::Device) -> Self {
         let device = (!B::ON_HOST).then_some(device);
         let samples: Vec<_> =

@@ -172,7 +172,7 @@ impl PlacedMatrices {
     }
 }
 
-/// The same on the GPU.
+/// Numbers on the GPU.
 pub struct UploadedMatrices {
     whole: Handle,
     strides: [usize; 3],

@@ -20,7 +20,7 @@ pub enum Use {
     /// If burn's autotuner chooses it, which is asked where the inner dimension is a multiple of 256, or, of
     /// vectors, of 512.
     Tuned,
-    /// The same, and only for vectors.
+    /// If burn's autotuner chooses it, and only for vectors.
     TunedForVectors,
 }
 
@@ -38,7 +38,7 @@ impl Kernel {
         Self { name, strategy, usage, rounds }
     }
 
-    /// Of one element, in units of the root of the inner dimension.
+    /// Tolerance of one element, in units of the root of the inner dimension.
     pub fn tolerance(&self, number: Number) -> f64 {
         if self.rounds && number == Number::Float { 4e-3 } else { 1e-4 }
     }

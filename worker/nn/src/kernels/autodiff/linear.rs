@@ -71,7 +71,7 @@ pub(super) fn linear_node<B: ModelBackend>(
     }
 }
 
-/// The same of a weight that is no tensor.
+/// The node of [`LinearOps::linear`] with a weight that is no tensor.
 fn quantized_node<B: ModelBackend>(
     x: TrackedTensor<B>,
     w_oi: Weight<B>,

@@ -67,7 +67,8 @@ pub fn record<B: Backend, const N: usize, const D: usize>(
     finish(Node.prepare(inputs.map(|input| input.node.clone())), output, pull_back)
 }
 
-/// The same with a gradient of the first input that is added to what it is so far, if it is anything.
+/// `output` as a function of `inputs`, with a gradient of the first input that is added to what it is so far,
+/// if it is anything.
 pub fn record_residual<B: Backend, const N: usize, const D: usize>(
     inputs: [&TrackedTensor<B>; N],
     output: Tensor<B, D>,

@@ -33,7 +33,7 @@ pub struct Matrix {
     /// The memory, from the first element on. Holding it, as this does, keeps no operation from changing it
     /// in place later.
     pub memory: Binding,
-    /// Of an element.
+    /// The type of an element.
     pub dtype: DType,
     /// Axes of matrices, then rows and columns.
     pub shape: Vec<usize>,
@@ -91,12 +91,13 @@ fn library() -> Option<&'static dyn MatrixLibrary> {
     library.as_deref().filter(|_| *multiplier == Multiplier::Library)
 }
 
-/// The same with burn's tensors.
+/// Has the library compute a product of burn's tensors, as [`multiply`] does.
 pub(super) fn multiplied<R: CubeRuntime>(matrices: [&CubeTensor<R>; 3], may_round: bool) -> bool {
     finished(matrices, [None, None], may_round)
 }
 
-/// The same with a bias and with what else is added; all of it contiguous float32.
+/// Has the library compute a product of burn's tensors with a bias and with what else is added; all of it
+/// contiguous float32.
 pub(super) fn finished<R: CubeRuntime>(
     [x, w, out]: [&CubeTensor<R>; 3],
     added: [Option<&CubeTensor<R>>; 2],

@@ -54,7 +54,8 @@ use crate::kernels::precision;
 /// Twice the longest stage that a kernel reads along the inner dimension, of those that the autotuner tries
 /// for matrices.
 const FOR_MATRICES: usize = 256;
-/// The same where one side is a single row or column.
+/// Twice the longest stage that a kernel reads along the inner dimension where one side is a single row or
+/// column.
 const FOR_VECTORS: usize = 512;
 
 /// `x w` in float32, contiguous. Both `[.., n, k]` and `[.., k, o]`, of one type, batches alike.

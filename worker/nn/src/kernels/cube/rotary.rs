@@ -39,7 +39,7 @@ pub fn rotary_backward<R: CubeRuntime, const N: usize>(
     dxs
 }
 
-/// The same side by side, `[b s, (h + .. + h) k]`, rounded to the type of the output.
+/// The gradients under [`rotary`] side by side, `[b s, (h + .. + h) k]`, rounded to the type of the output.
 pub fn rotary_backward_joined<R: CubeRuntime, O: CubeElement + Float, const N: usize>(
     dys: [CubeTensor<R>; N],
     rotated: usize,

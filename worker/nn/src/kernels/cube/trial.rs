@@ -66,7 +66,7 @@ impl Side {
 }
 
 impl Class {
-    /// Of a product's two sides and its result.
+    /// The class of a product's two sides and its result.
     pub fn from_sides<R: CubeRuntime>(sides: [&CubeTensor<R>; 3]) -> Self {
         Self { device: sides[0].device.to_id(), sides: sides.map(Side::from_tensor) }
     }

@@ -98,7 +98,7 @@ pub struct Average<'a, F> {
 
 type Task<'a> = (Streams<'a>, Option<Coefficients>);
 
-/// The same elements of four buffers, and of the average if there is one.
+/// Elements at the same places of four buffers, and of the average if there is one.
 struct Streams<'a> {
     weights: &'a mut [f32],
     exp_avg: &'a mut [f32],

@@ -15,7 +15,7 @@ use super::{
 pub trait Flat: Clone + fmt::Debug {
     /// Names where buffers of this kind lie.
     type Place: Clone + fmt::Debug;
-    /// The same elements as bfloat16, for their way between ranks.
+    /// This buffer's elements as bfloat16, for their way between ranks.
     type Halves: Halves;
 
     /// Takes over `values`.

@@ -14,13 +14,13 @@ use burn::tensor::{Tensor, backend::Backend};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lookups {
     rows: Vec<u32>,
-    /// Of each row the first of its places; behind the last row the number of places.
+    /// Where each row's places begin; behind the last row the number of places.
     starts: Vec<u32>,
     places: Vec<u32>,
 }
 
 impl Lookups {
-    /// Of lookups in the order of their places: the place, and the table's row.
+    /// Lookups by their rows, made of ones in the order of their places: the place, and the table's row.
     pub fn new(lookups: impl Iterator<Item = (u32, u32)>) -> Self {
         let mut lookups: Vec<_> = lookups.collect();
         lookups.sort_by_key(|&(_, row)| row);
@@ -41,7 +41,7 @@ impl Lookups {
         &self.rows
     }
 
-    /// Of each row where its places begin among [`Lookups::places`], and their number at the end.
+    /// Where each row's places begin among [`Lookups::places`], and their number at the end.
     pub fn starts(&self) -> &[u32] {
         &self.starts
     }
@@ -57,7 +57,7 @@ impl Lookups {
         self.rows.iter().copied().zip(spans)
     }
 
-    /// The same in rounds in which no row comes twice: the first lookups of all rows, the second ones, and so
+    /// Lookups in rounds in which no row comes twice: the first lookups of all rows, the second ones, and so
     /// on, as rows and places.
     pub fn rounds(&self) -> impl Iterator<Item = [Vec<u32>; 2]> {
         let rounds = self.iter().map(|(_, places)| places.len()).max().unwrap_or(0);
@@ -77,7 +77,7 @@ pub struct RowGradients<'a, B: Backend> {
     pub first: bool,
     /// Which rows were looked up.
     pub lookups: &'a Lookups,
-    /// Of each place a gradient, `[places, d]`.
+    /// A gradient for each place, `[places, d]`.
     pub values_nd: Tensor<B, 2>,
 }
 

@@ -22,8 +22,8 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     blocks.into_iter().sum()
 }
 
-/// The same, and the sums of these runs of the values, which are read once: of a run only the ends are read
-/// again that share a block with another one.
+/// Sum of squares, and the sums of these runs of the values, which are read once: of a run only the ends are
+/// read again that share a block with another one.
 pub(super) fn sums_of_squares(values: &[f32], runs: &[Range<usize>]) -> (f64, Vec<f64>) {
     let blocks: Vec<f64> = values.par_chunks(BLOCK).map(block).collect();
     let of_run = |run: &Range<usize>| {

@@ -101,7 +101,7 @@ pub fn forward(inputs: &Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     (out, lse)
 }
 
-/// Of all scores, at so many operations each and an exponential.
+/// The work of all scores, at so many operations each and an exponential.
 fn work(blocks: &[Vec<QueryBlock>], heads: usize, flops: usize) -> Work {
     const EXPONENTIAL: usize = 64;
     let scores: usize =

@@ -27,7 +27,7 @@ pub fn forward(x_nv: &[f32], v: usize, targets: &[u32]) -> Vec<[f32; 2]> {
     rows
 }
 
-/// The same, and `softmax(x) - onehot(target)` in place of the logits.
+/// Loss and margin of each row, and `softmax(x) - onehot(target)` in place of the logits.
 pub fn backward(x_nv: &mut [f32], v: usize, targets: &[u32]) -> Vec<[f32; 2]> {
     let mut rows = vec![[0.0; 2]; targets.len()];
     let work = Work::values(2 * x_nv.len());

@@ -257,8 +257,8 @@ pub fn column_sums(g_no: DenseView<'_>) -> Vec<f32> {
     })
 }
 
-/// Of the product of a `[n, i]` and a weight: its multiplications and additions, or, of a few tokens, reading
-/// the weight.
+/// The work of the product of a `[n, i]` and a weight: its multiplications and additions, or, of a few
+/// tokens, reading the weight.
 fn work(tokens: usize, weights: usize) -> Work {
     Work::products(2 * tokens * weights).max(Work::streamed(4 * weights))
 }

@@ -67,12 +67,12 @@ impl Int8Codes {
         }
     }
 
-    /// Of a matrix of this shape.
+    /// Bytes of a matrix of this shape.
     pub fn bytes([outputs, inputs]: [usize; 2]) -> u64 {
         (outputs * inputs + 4 * outputs) as u64
     }
 
-    /// Of [`parts`](Self::parts).
+    /// The codes that have these [`parts`](Self::parts).
     pub fn of_parts(codes: Vec<i8>, absmax: Vec<f32>) -> Self {
         Self { codes, absmax }
     }

@@ -128,13 +128,13 @@ impl Nf4Codes {
         dynamic::VALUES[usize::from(self.scales[block])] * self.ranges[block / GROUP] + self.mean
     }
 
-    /// Of so many weights.
+    /// Bytes of so many weights.
     pub fn bytes(len: usize) -> u64 {
         let scales = len.div_ceil(BLOCK);
         (len.div_ceil(2) + scales + 4 * scales.div_ceil(GROUP) + size_of::<f32>()) as u64
     }
 
-    /// Of [`parts`](Self::parts).
+    /// The codes that have these [`parts`](Self::parts).
     pub fn of_parts(codes: Vec<u8>, scales: Vec<u8>, ranges: Vec<f32>, mean: f32) -> Self {
         Self { codes, scales, ranges, mean }
     }

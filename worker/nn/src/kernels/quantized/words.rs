@@ -26,7 +26,7 @@ pub(in crate::kernels) struct Nf4Places {
 }
 
 impl Nf4Places {
-    /// Of so many weights.
+    /// Places in the words of so many weights.
     pub fn for_len(len: usize) -> Self {
         let (scales, blocks) = (len.div_ceil(8), len.div_ceil(BLOCK));
         let ranges = scales + blocks.div_ceil(4);

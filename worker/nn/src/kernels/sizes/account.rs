@@ -80,7 +80,7 @@ impl Account {
         self.client.ledger().restart_peak();
     }
 
-    /// The same, and everything else with nothing.
+    /// Lets the peak begin with what is in use now, and everything else with nothing.
     pub fn restart(&self) {
         let mut ledger = self.client.ledger();
         ledger.restart_peak();

@@ -28,7 +28,7 @@ pub(super) struct Ledger {
     pub scratch: u64,
     /// Multiplications and additions so far.
     pub flops: u64,
-    /// Of a GPU's memory, what was taken and given back.
+    /// What was taken and given back of a GPU's memory.
     pub allocations: Allocations,
 }
 

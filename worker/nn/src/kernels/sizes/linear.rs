@@ -141,7 +141,7 @@ fn panels(rows: usize, weight: &Weight<Sizes>) -> u64 {
     4 * (buffer + if weight.dtype() == Some(DType::F32) { 0 } else { panel }) as u64
 }
 
-/// The same for the gradient of its input.
+/// Panels of the weight for the gradient of its input.
 fn panels_back(weight: &Weight<Sizes>) -> u64 {
     let [outputs, inputs] = weight.dims();
     4 * (PANEL_COLUMNS.min(inputs) * outputs) as u64

@@ -34,9 +34,9 @@ pub enum Allocation {
 pub struct Allocations(pub Vec<Allocation>);
 
 impl Allocations {
-    /// The same of a larger pass, each of its tensors on the line through those of two smaller ones; of
-    /// passes that are not alike, in proportion to the larger one's. What fills a tile of attention's scores
-    /// stays as it is: there are more of them.
+    /// What a larger pass took and gave back: each of its tensors on the line through those of two smaller
+    /// ones; of passes that are not alike, in proportion to the larger one's. What fills a tile of
+    /// attention's scores stays as it is: there are more of them.
     pub fn beyond(
         one: &Self,
         other: &Self,

@@ -14,7 +14,7 @@ use burn_ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 
 use crate::kernels::AttentionMask;
 
-/// Of one of burn's own operations.
+/// Multiplications and additions of one of burn's own operations.
 pub(super) fn of(op: &OperationIr) -> u64 {
     use ModuleOperationIr as Module;
     match op {
@@ -47,12 +47,13 @@ fn elements(tensor: &TensorIr) -> u64 {
     tensor.shape.num_elements() as u64
 }
 
-/// Of `[n, i]` by `[i, o]`, in whatever order: a product and both its gradients cost the same.
+/// Multiplications and additions of `[n, i]` by `[i, o]`, in whatever order: a product and both its gradients
+/// cost the same.
 pub(super) fn linear([rows, inputs, outputs]: [usize; 3]) -> u64 {
     2 * rows as u64 * inputs as u64 * outputs as u64
 }
 
-/// Of one head: queries of a row of the batch with each key that they may attend to, over all rows.
+/// Scores of one head: queries of a row of the batch with each key that they may attend to, over all rows.
 pub(super) fn scores(mask: &AttentionMask, [rows, queries, keys]: [usize; 3]) -> u64 {
     let [queries, keys] = [queries, keys].map(|n| n as u64);
     match mask {

@@ -40,7 +40,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of a device.
+    /// The client of a device.
     pub(super) fn for_device(device: SizesDevice) -> Self {
         get_client::<Channel>(&device)
     }

@@ -132,7 +132,7 @@ fn few_bits(packing: Packing, shape: [usize; 2]) -> QuantizedMatrix {
     matrix
 }
 
-/// The same, each rounded to the nearest bfloat16. This backend's cast goes through `bf16::from_f64`, which
+/// The values, each rounded to the nearest bfloat16. This backend's cast goes through `bf16::from_f64`, which
 /// drops the lowest three bits first.
 fn halves(x: Tensor<F, 2>) -> Tensor<F, 2> {
     let shape = x.dims();

@@ -17,7 +17,7 @@ fn settings() -> Optimizer {
     Optimizer { betas: [0.9, 0.95], eps: 1e-8, ..Optimizer::default() }
 }
 
-/// Of magnitudes that differ by up to 2^12 within a block; the fixture's maker has the same.
+/// Values of magnitudes that differ by up to 2^12 within a block; the fixture's maker has the same.
 fn fraction(i: usize, salt: usize) -> f32 {
     let numerator = ((i * 7919 + salt * 104_729) % 2048) as f32 - 1024.0;
     numerator / 1024.0 * 2f32.powi(-(((i * 31 + salt) % 13) as i32))

@@ -16,7 +16,7 @@ pub(super) enum SliceOutcome {
 /// What one rank says in one round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReplayRow {
-    /// Of the slices that it ran, in the order of the round's shifts; none where it could not.
+    /// Outcomes of the slices that it ran, in the order of the round's shifts; none where it could not.
     pub outcomes: [Option<SliceOutcome>; 2],
     /// What it computes with. Runs on other kinds of processors may differ in the last bit.
     pub kind: u64,

@@ -29,7 +29,7 @@ pub struct Manifest {
     pub world_size: usize,
     /// Digest of the run spec, as in `run.json`.
     pub spec_digest: String,
-    /// The same without what may change where a run goes on; absent from those that earlier versions wrote.
+    /// The digest without what may change where a run goes on; absent from those that earlier versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core_digest: Option<String>,
     /// Steps that the run was to have.

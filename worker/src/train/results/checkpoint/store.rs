@@ -176,7 +176,7 @@ fn aside_of(path: &Path, why: &str, number: u32) -> PathBuf {
     path.with_extension(format!("{why}-{number}"))
 }
 
-/// Of a manifest that is there.
+/// The error of a manifest that is there.
 fn unreadable(path: PathBuf, error: ManifestError) -> CheckpointError {
     let detail = error.to_string();
     match error {

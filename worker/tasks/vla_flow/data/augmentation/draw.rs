@@ -24,7 +24,7 @@ const CROP_TRIES: usize = 10;
 pub(in crate::vla_flow::data) struct View {
     pub(in crate::vla_flow::data) epoch: u64,
     pub(in crate::vla_flow::data) sample: u64,
-    /// Its place in `data.cameras`.
+    /// The camera's place in `data.cameras`.
     pub(in crate::vla_flow::data) camera: u32,
 }
 
@@ -39,7 +39,7 @@ pub(in crate::vla_flow::data) struct Augmenter {
 
 impl Augmenter {
     /// None where images stay as they are.
-    pub(in crate::vla_flow::data) fn of(settings: &Augmentation, seed: u64) -> Option<Self> {
+    pub(in crate::vla_flow::data) fn from_settings(settings: &Augmentation, seed: u64) -> Option<Self> {
         let settings = settings.transforms()?;
         let Transforms { max_num_transforms, random_order, .. } = settings;
         let transforms: Vec<_> = settings.weighted().into_iter().filter(|t| t.weight > 0.0).collect();
@@ -49,7 +49,7 @@ impl Augmenter {
 
     /// The image that training sees.
     pub(in crate::vla_flow::data) fn apply(&self, view: View, image: &Rgb) -> Rgb {
-        let mut picture = Picture::of(image);
+        let mut picture = Picture::from_image(image);
         for change in self.draw(view, image.height, image.width) {
             change.apply(&mut picture);
         }

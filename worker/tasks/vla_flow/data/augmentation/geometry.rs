@@ -67,8 +67,8 @@ fn between(a: [f32; 3], b: [f32; 3], weight: f32) -> [f32; 3] {
     std::array::from_fn(|channel| a[channel] * (1.0 - weight) + b[channel] * weight)
 }
 
-/// Of each output pixel, the two input pixels around it and the weight of the second. The output has at least
-/// as many.
+/// The two input pixels around each output pixel, and the weight of the second. The output has at least as
+/// many.
 fn taps(input: usize, output: usize) -> impl Iterator<Item = (usize, usize, f32)> {
     let scale = input as f64 / output as f64;
     (0..output).map(move |pixel| {

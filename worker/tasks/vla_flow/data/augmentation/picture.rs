@@ -12,7 +12,7 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    pub(super) fn of(image: &Rgb) -> Self {
+    pub(super) fn from_image(image: &Rgb) -> Self {
         let pixels = image.pixels.chunks_exact(3).map(|p| [p[0], p[1], p[2]].map(|v| f32::from(v) / 255.0));
         Self { height: image.height, width: image.width, pixels: pixels.collect() }
     }

@@ -47,7 +47,7 @@ fn every_change_is_torchvisions_own() {
         let given: Vec<f64> = given.split(' ').map(|value| value.parse().unwrap()).collect();
         let image = file.tensor(&format!("{picture}.bytes")).unwrap();
         let (height, width) = (image.shape()[0], image.shape()[1]);
-        let mut got = Picture::of(&Rgb { height, width, pixels: image.data().to_vec() });
+        let mut got = Picture::from_image(&Rgb { height, width, pixels: image.data().to_vec() });
         parsed(change, &given).apply(&mut got);
         let want: &[[f32; 3]] = &file
             .tensor(name)
@@ -72,7 +72,8 @@ fn jitter(weight: f64) -> Option<Jitter> {
 }
 
 fn augmenter(transforms: Transforms) -> Augmenter {
-    Augmenter::of(&Augmentation::Transforms(Box::new(transforms)), 7).expect("it changes something")
+    Augmenter::from_settings(&Augmentation::Transforms(Box::new(transforms)), 7)
+        .expect("it changes something")
 }
 
 fn view(sample: u64) -> View {
@@ -81,13 +82,15 @@ fn view(sample: u64) -> View {
 
 #[test]
 fn nothing_is_drawn_where_images_stay_as_they_are() {
-    assert!(Augmenter::of(&Augmentation::Off, 7).is_none());
+    assert!(Augmenter::from_settings(&Augmentation::Off, 7).is_none());
 }
 
 #[test]
 fn what_is_drawn_depends_on_seed_epoch_sample_and_camera_alone() {
     let changed = |seed, view| {
-        Augmenter::of(&Augmentation::Lerobot, seed).expect("it changes something").draw(view, 30, 40)
+        Augmenter::from_settings(&Augmentation::Lerobot, seed)
+            .expect("it changes something")
+            .draw(view, 30, 40)
     };
     let here = changed(7, view(5));
     // In the midst of others, and once more.
@@ -206,7 +209,7 @@ fn a_flat_grey_image_keeps_its_grey_under_every_change_that_keeps_its_values() {
         Change::Sharpness(2.0),
         Change::Crop(Part { top: 2, left: 1, height: 3, width: 5 }),
     ] {
-        let mut picture = Picture::of(&image);
+        let mut picture = Picture::from_image(&image);
         change.apply(&mut picture);
         kept.insert(kind(change), picture.into_rgb() == image);
     }

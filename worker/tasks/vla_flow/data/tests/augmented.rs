@@ -11,10 +11,10 @@ use crate::vla_flow::{
 
 #[test]
 fn images_change_in_training_alone_and_nothing_else_changes() {
-    let plain = Dataset::open(&spec(&mini()), shelf()).unwrap();
+    let plain = Dataset::from_spec(&spec(&mini()), shelf()).unwrap();
     let mut augmented = spec(&mini());
     augmented.vla_mut().data.augmentation = Augmentation::Lerobot;
-    let augmented = Dataset::open(&augmented, shelf()).unwrap();
+    let augmented = Dataset::from_spec(&augmented, shelf()).unwrap();
     for index in [0, 7, 31] {
         let recorded = plain.sample(index).unwrap();
         let seen = augmented.sample_in_epoch(index, 4).unwrap();

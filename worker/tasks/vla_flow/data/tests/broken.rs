@@ -21,7 +21,7 @@ fn open_spoiled(
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spoil(dir.path(), &mut spec);
-    let opened = Dataset::open(&spec, shelf());
+    let opened = Dataset::from_spec(&spec, shelf());
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     opened
@@ -307,7 +307,7 @@ fn a_damaged_row_is_named_with_all_samples_that_need_it() {
 fn rows_that_do_not_have_the_promised_shape_are_named() {
     let recording = Recording { state_width: 2, ..Default::default() };
     let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
-    refused(dataset.sample(0), &["observation.state", "2 elements, info.json says 3"]);
+    refused(dataset.sample(0), &["observation.state", "2 elements, but info.json says 3"]);
     refused_at_open(
         |d, _| edit(d, "meta/info.json", |i| i["features"]["ghost"] = i["features"]["action"].take()),
         &["info.json", "action"],
@@ -404,7 +404,7 @@ fn images_that_do_not_decode_or_are_not_there_are_named() {
     refused(spoiled(None), &says("no image bytes"));
     refused(
         spoiled(Some(super::recording::png(7, 31, 40))),
-        &says("31x40 (height x width), info.json says 30x40"),
+        &says("31x40 (height x width), but info.json says 30x40"),
     );
 }
 

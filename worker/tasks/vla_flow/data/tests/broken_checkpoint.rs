@@ -24,7 +24,7 @@ fn checkpoint(change: impl FnOnce(&Path)) -> PathBuf {
 fn refused_checkpoint(change: impl FnOnce(&Path), says: &[&str]) {
     let mut spec = super::spec(&mini());
     spec.vla_mut().model.path = checkpoint(change).display().to_string();
-    refused(Dataset::open(&spec, shelf()), says);
+    refused(Dataset::from_spec(&spec, shelf()), says);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn bounds_of_pixels_that_leave_no_size_are_refused() {
         let mut vla = spec.vla_mut();
         (vla.data.min_pixels, vla.data.max_pixels) = (min, max);
         drop(vla);
-        Dataset::open(&spec, shelf())
+        Dataset::from_spec(&spec, shelf())
     };
     refused(bounds(None, Some(100)), &["data.max_pixels", "784"]);
     refused(bounds(Some(9000), Some(8000)), &["between 9000 and 8000", "data.min_pixels <= data.max_pixels"]);
@@ -108,5 +108,5 @@ fn bounds_of_pixels_that_leave_no_size_are_refused() {
 fn a_task_that_contains_an_image_placeholder_is_refused() {
     let mut spec = super::spec(&mini());
     spec.vla_mut().data.prompt = "look <|image_pad|> {task}".into();
-    refused(Dataset::open(&spec, shelf()), &["data.prompt", "2 image placeholders for 1 images"]);
+    refused(Dataset::from_spec(&spec, shelf()), &["data.prompt", "2 image placeholders for 1 images"]);
 }

@@ -20,11 +20,11 @@ fn open(mask: &[bool], stride: usize, mode: NormMode) -> (tempfile::TempDir, Dat
         (vla.data.delta_actions, vla.data.action_stride) = (mask.to_vec(), stride);
         (vla.data.normalization.state, vla.data.normalization.action) = (NormMode::Identity, mode);
     }
-    let dataset = Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
     (dir, dataset)
 }
 
-/// Of each episode its number, first sample and length.
+/// Number, first sample and length of each episode.
 fn episodes() -> impl Iterator<Item = (usize, u64, usize)> {
     let mut start = 0;
     Recording::default().episodes.into_iter().enumerate().map(move |(number, (length, _))| {
@@ -97,7 +97,7 @@ fn what_cannot_be_a_difference_is_refused_by_name() {
         let dir = recording.write();
         let mut spec = recording.spec(dir.path());
         (spec.vla_mut().data.delta_actions, spec.vla_mut().data.action_stride) = (mask.to_vec(), stride);
-        Dataset::open(&spec, shelf()).err().map(|error| error.to_string()).unwrap_or_default()
+        Dataset::from_spec(&spec, shelf()).err().map(|error| error.to_string()).unwrap_or_default()
     };
     let error = refused(&[true, false, true], 1);
     assert!(error.contains("data.delta_actions") && error.contains("3 values"), "{error}");
@@ -149,7 +149,7 @@ fn statistics_are_without_an_episode_that_cannot_be_read_and_are_found_once_for_
     let mut spec = recording.spec(data.path());
     spec.run.output_dir = run.path().display().to_string();
     spec.vla_mut().data.delta_actions = vec![true];
-    let open = || Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
+    let open = || Dataset::from_spec(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
     let stats = open().stats().0["action"].clone();
     // Of the episodes of 5, 1, 7 and 4 frames the third is lost: there are two whole chunks of 4 in the first
     // and one in the last.

@@ -18,7 +18,7 @@ fn trained(episodes: &[(u64, u64)], holdout: &[usize]) -> Result<Vec<u64>, Strin
     spec.vla_mut().data.episodes =
         episodes.iter().map(|&(first, last)| EpisodeRange { first, last }).collect();
     spec.data.holdout_episodes = holdout.to_vec();
-    let dataset = Dataset::open(&spec, shelf()).map_err(|error| error.to_string())?;
+    let dataset = Dataset::from_spec(&spec, shelf()).map_err(|error| error.to_string())?;
     Ok((0..dataset.training_len()).filter_map(|number| dataset.training_sample(number)).collect())
 }
 
@@ -39,11 +39,11 @@ fn a_chunk_that_reaches_beyond_every_episode_is_told() {
     let told = |horizon| {
         let mut spec = recording.spec(dir.path());
         spec.vla_mut().data.horizon = horizon;
-        let warnings = Samples::warnings(&Dataset::open(&spec, shelf()).unwrap());
+        let warnings = Samples::warnings(&Dataset::from_spec(&spec, shelf()).unwrap());
         warnings.into_iter().find(|told| told.contains("data.horizon"))
     };
     assert_eq!(told(7), None, "the longest episode has 7 rows");
-    assert!(told(8).is_some_and(|told| told.contains("reaches 7 rows ahead, and the longest episode has 7")));
+    assert!(told(8).is_some_and(|told| told.contains("reaches 7 rows ahead, but the longest episode has 7")));
 }
 
 /// Opens a recording of which this file of episode 2 is gone, with changes of the run.
@@ -53,7 +53,7 @@ fn without_a_file(change: impl FnOnce(&mut RunSpec)) -> Result<Dataset, String> 
     std::fs::remove_file(dir.path().join("data/chunk-000/file-001.parquet")).unwrap();
     let mut spec = recording.spec(dir.path());
     change(&mut spec);
-    let dataset = Dataset::open(&spec, shelf()).map_err(|error| error.to_string());
+    let dataset = Dataset::from_spec(&spec, shelf()).map_err(|error| error.to_string());
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     dataset

@@ -35,9 +35,9 @@ fn a_checkpoint_saved_again_by_transformers_5_gives_the_same_samples() {
     std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
 
     let mut spec = spec(&mini());
-    let published = Dataset::open(&spec, shelf()).unwrap();
+    let published = Dataset::from_spec(&spec, shelf()).unwrap();
     spec.vla_mut().model.path = dir.path().display().to_string();
-    let again = Dataset::open(&spec, shelf()).unwrap();
+    let again = Dataset::from_spec(&spec, shelf()).unwrap();
     let (ours, theirs) = (again.sample(7).unwrap(), published.sample(7).unwrap());
     assert_eq!(ours.input_ids, theirs.input_ids);
     assert_eq!(ours.pixel_values, theirs.pixel_values);
@@ -54,7 +54,7 @@ fn a_v2_1_data_set_gives_the_samples_of_the_v3_0_one_it_was_made_from() {
         spec.vla_mut().data.normalization.state = NormMode::Identity;
         spec.vla_mut().data.normalization.action = NormMode::Identity;
         spec.vla_mut().data.normalization.sensor = NormMode::Identity;
-        Dataset::open(&spec, shelf()).unwrap()
+        Dataset::from_spec(&spec, shelf()).unwrap()
     };
     let (old, new) = (open(&root), open(&mini()));
     assert_eq!((old.len(), old.training_len()), (18, 12));
@@ -76,10 +76,10 @@ fn a_v2_1_data_set_gives_the_samples_of_the_v3_0_one_it_was_made_from() {
 #[test]
 fn v2_1_statistics_are_aggregated_over_episodes() {
     let root = fixtures().join("metaworld-v21");
-    let dataset = Dataset::open(&spec(&root), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec(&root), shelf()).unwrap();
     let mut spec = spec(&root);
     spec.vla_mut().data.normalization.state = NormMode::Identity;
-    let raw = Dataset::open(&spec, shelf()).unwrap();
+    let raw = Dataset::from_spec(&spec, shelf()).unwrap();
     let states: Vec<Vec<f32>> = (0..18).map(|i| raw.sample(i).unwrap().state).collect();
     let stats = dataset.stats();
     for element in 0..4 {
@@ -92,7 +92,7 @@ fn v2_1_statistics_are_aggregated_over_episodes() {
     }
     // Quantiles came with v3.0.
     spec.vla_mut().data.normalization.state = NormMode::Quantiles;
-    let error = Dataset::open(&spec, shelf()).err().map(|e| e.to_string()).unwrap_or_default();
+    let error = Dataset::from_spec(&spec, shelf()).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(error.contains("episodes_stats.jsonl") && error.contains("observation.state.q01"), "{error}");
     let report = inspect(&root).unwrap();
     assert_eq!(report.problems, Vec::<String>::new());

@@ -14,7 +14,7 @@ use coxswain_task::SampleKeys;
 
 /// Keys of a data set, with nothing remembered.
 fn keys_of(recording: &Recording, dir: &Path) -> Vec<Option<SampleKey>> {
-    let dataset = Dataset::open(&recording.spec(dir), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&recording.spec(dir), shelf()).unwrap();
     let store = tempfile::tempdir().unwrap();
     let keys = dataset.sample_keys(&Store::open(store.path(), None).unwrap()).unwrap();
     all(&dataset, &keys)
@@ -60,7 +60,7 @@ fn one_word_of_a_task_changes_its_samples_and_the_template_all() {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spec.vla_mut().data.prompt = "{task} now".into();
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let store = tempfile::tempdir().unwrap();
     let keys = dataset.sample_keys(&Store::open(store.path(), None).unwrap()).unwrap();
     assert_eq!(changed(&before, &all(&dataset, &keys)).len(), 17);
@@ -90,7 +90,7 @@ fn the_order_of_cameras_counts() {
 fn a_table_of_keys_holds_what_single_samples_say() {
     let recording = Recording::default();
     let dir = recording.write();
-    let dataset = Dataset::open(&recording.spec(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&recording.spec(dir.path()), shelf()).unwrap();
     for (index, key) in keys_of(&recording, dir.path()).into_iter().enumerate() {
         assert_eq!(Some(dataset.sample_key(index as u64).unwrap()), key);
     }
@@ -103,7 +103,7 @@ fn a_sample_that_cannot_be_read_has_no_key_and_fails_later_as_before() {
     let dir = lost.write();
     let keys = keys_of(&lost, dir.path());
     assert_eq!((0..17).filter(|i| keys[*i].is_none()).collect::<Vec<_>>(), [3]);
-    let dataset = Dataset::open(&lost.spec(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&lost.spec(dir.path()), shelf()).unwrap();
     assert!(dataset.sample_key(3).unwrap_err().to_string().contains("no image bytes"));
     assert!(dataset.sample(3).unwrap_err().to_string().contains("no image bytes"));
     let untold = Recording { task: Some((2, 99)), ..Recording::default() };
@@ -113,7 +113,7 @@ fn a_sample_that_cannot_be_read_has_no_key_and_fails_later_as_before() {
 #[test]
 fn a_second_launch_reads_no_images() {
     // Files that have not changed for longer than the clock's resolution: those of the repository.
-    let dataset = Dataset::open(&super::spec(&super::mini()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&super::spec(&super::mini()), shelf()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), None).unwrap();
     let first = dataset.sample_keys(&store).unwrap();
@@ -125,7 +125,7 @@ fn a_second_launch_reads_no_images() {
     // Another prompt makes other keys of the same digests.
     let mut spec = super::spec(&super::mini());
     spec.vla_mut().data.prompt = "please {task}".into();
-    let third = Dataset::open(&spec, shelf()).unwrap().sample_keys(&store).unwrap();
+    let third = Dataset::from_spec(&spec, shelf()).unwrap().sample_keys(&store).unwrap();
     assert_eq!(third.inputs_read, 0);
     assert_ne!(third.get(0), first.get(0));
     // What a garbled memo knew is read again.
@@ -150,7 +150,7 @@ fn what_could_not_be_read_is_not_remembered_as_having_no_key() {
     // The younger of the two: when it is remembered, the other one could have been.
     let path = path.with_file_name(sound);
     std::fs::write(&path, std::fs::read(&path).unwrap()).unwrap();
-    let dataset = Dataset::open(&recording.spec(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&recording.spec(dir.path()), shelf()).unwrap();
     let (store, deadline) = (tempfile::tempdir().unwrap(), Instant::now() + Duration::from_secs(60));
     let store = Store::open(store.path(), None).unwrap();
     let remembered = |file: &str| {
@@ -173,7 +173,7 @@ fn bounds_of_pixels_change_the_description_of_preprocessing() {
     let describe = |max_pixels| {
         let mut spec = super::spec(&super::mini());
         spec.vla_mut().data.max_pixels = max_pixels;
-        Dataset::open(&spec, shelf()).unwrap().preprocessing()
+        Dataset::from_spec(&spec, shelf()).unwrap().preprocessing()
     };
     assert_eq!(describe(None), describe(None));
     assert_ne!(describe(None), describe(Some(28 * 28 * 40)));

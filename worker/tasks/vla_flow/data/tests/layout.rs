@@ -22,7 +22,7 @@ fn identity(recording: &Recording) -> (tempfile::TempDir, Dataset) {
     spec.vla_mut().data.normalization.state = NormMode::Identity;
     spec.vla_mut().data.normalization.action = NormMode::Identity;
     spec.vla_mut().data.normalization.sensor = NormMode::Identity;
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     (dir, dataset)
 }
 
@@ -171,7 +171,7 @@ fn held_out_episodes_are_not_trained_on_and_are_listed() {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spec.data.holdout_episodes = vec![3, 1];
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     assert_eq!(dataset.training_len(), 12);
     assert_eq!(dataset.holdout().collect::<Vec<_>>(), [5, 13, 14, 15, 16]);
     let order = dataset.order();
@@ -212,7 +212,7 @@ fn normalisation_is_lerobot_s_formula_in_every_mode() {
     ];
     for (mode, want) in cases {
         spec.vla_mut().data.normalization.action = mode;
-        let dataset = Dataset::open(&spec, shelf()).unwrap();
+        let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
         let mut actions = dataset.sample(7).unwrap().actions;
         assert_eq!(actions[0], want, "{mode:?}");
         dataset.denormalize_actions(&mut actions);
@@ -234,7 +234,7 @@ fn a_feature_that_never_moves_is_normalised_without_infinities() {
     for mode in [NormMode::MeanStd, NormMode::MinMax, NormMode::Quantiles, NormMode::Quantile10] {
         let mut spec = recording.spec(dir.path());
         spec.vla_mut().data.normalization.action = mode;
-        let sample = Dataset::open(&spec, shelf()).unwrap().sample(7).unwrap();
+        let sample = Dataset::from_spec(&spec, shelf()).unwrap().sample(7).unwrap();
         assert!(sample.actions.iter().all(|a| a.is_finite()), "{mode:?}: {:?}", sample.actions);
     }
 }

@@ -15,13 +15,13 @@ use crate::vla_flow::{
 };
 
 fn refused_pair(change: impl FnOnce(&mut Vec<DataSet>), says: &[&str]) {
-    refused(Mixture::open(&TwoSets::new(change).spec, shelf()), says);
+    refused(Mixture::from_spec(&TwoSets::new(change).spec, shelf()), says);
 }
 
 #[test]
 fn samples_are_those_of_each_set_padded_to_the_widest() {
     let pair = TwoSets::new(|_| {});
-    let (mixture, sets) = (pair.open(), [pair.alone(0), pair.alone(1)]);
+    let (mixture, sets) = (pair.mixture(), [pair.alone(0), pair.alone(1)]);
     let widest = SampleDims { state: 3, action: 3, ..sets[0].dims() };
     assert_eq!([sets[0].dims().action, sets[1].dims().state], [2, 2]);
     let all = (0..2).flat_map(|set| (0..sets[set].len()).map(move |own| (set, own)));
@@ -49,7 +49,7 @@ fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_come
         sets[0].holdout_episodes = vec![0];
         sets[1].holdout_episodes = vec![1];
     });
-    assert_eq!(Samples::holdout(&pair.open()), [0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 25]);
+    assert_eq!(Samples::holdout(&pair.mixture()), [0, 1, 2, 3, 4, 20, 21, 22, 23, 24, 25]);
     // Half as often by samples; half as much by sets.
     for ((weight, shares), taken) in
         [((None, [Some(1.0), Some(0.5)]), [6, 3]), ((Some(0.5), [None; 2]), [12, 2])]
@@ -58,7 +58,7 @@ fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_come
         vla.data.sets[1].weight = weight;
         vla.data.sets.iter_mut().zip(shares).for_each(|(set, share)| set.share = share);
         drop(vla);
-        let mixture = pair.open();
+        let mixture = pair.mixture();
         let samples: &dyn Samples = &mixture;
         assert_eq!(mixture.shares().iter().map(|share| share.taken).collect::<Vec<_>>(), taken);
         assert_eq!((samples.training_len(), samples.epoch_len()), (15, taken[0] + taken[1]));
@@ -70,9 +70,9 @@ fn an_epoch_has_of_each_set_what_its_weight_says_and_what_is_held_out_never_come
             assert_eq!([lab, field], taken, "epoch {epoch}: {seen:?}");
         }
     }
-    let fingerprint = pair.open().fingerprint();
+    let fingerprint = pair.mixture().fingerprint();
     pair.spec.vla_mut().data.sets[1].weight = Some(1.0);
-    assert_ne!(pair.open().fingerprint(), fingerprint, "another order is another data set");
+    assert_ne!(pair.mixture().fingerprint(), fingerprint, "another order is another data set");
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn a_damaged_row_is_blamed_on_the_samples_that_cannot_be_read() {
     // The second set's actions are its states.
     let episodes = vec![(3, 0), (6, 0)];
     let poison = Some(("observation.state", 6, f32::NAN));
-    let pair = TwoSets::of(Recording { episodes, poison, ..Recording::default() }, |sets| {
+    let pair = TwoSets::with_second(Recording { episodes, poison, ..Recording::default() }, |sets| {
         sets[0].holdout_episodes = vec![1];
     });
-    let mixture = pair.open();
+    let mixture = pair.mixture();
     let numbers = 0..mixture.training().len();
     let of = |number| mixture.training().get(number).unwrap();
     let broken: Vec<u64> = numbers.filter(|number| mixture.read(of(*number)).is_err()).collect();
@@ -100,7 +100,7 @@ fn features_are_kept_under_the_names_that_each_set_alone_has() {
     let (pair, dir) =
         (TwoSets::new(|sets| sets[1].prompt = Some("do {task}".into())), tempfile::tempdir().unwrap());
     let store = Store::open(dir.path(), None).unwrap();
-    let (mixture, sets) = (pair.open(), [pair.alone(0), pair.alone(1)]);
+    let (mixture, sets) = (pair.mixture(), [pair.alone(0), pair.alone(1)]);
     let keys = Samples::keys(&mixture, &store).unwrap();
     assert_eq!(keys.len(), 26);
     for index in 0..26 {
@@ -114,7 +114,7 @@ fn features_are_kept_under_the_names_that_each_set_alone_has() {
 #[test]
 fn every_set_leaves_its_own_statistics_and_description() {
     let pair = TwoSets::new(|_| {});
-    let files = Samples::files(&pair.open());
+    let files = Samples::files(&pair.mixture());
     let paths: Vec<_> = files.iter().map(|file| file.path.as_str()).collect();
     let wanted =
         ["sets/lab/stats.json", "sets/lab/policy.json", "sets/field/stats.json", "sets/field/policy.json"];
@@ -134,9 +134,9 @@ fn the_longest_sample_of_any_set_is_what_memory_is_predicted_for() {
     let pair = TwoSets::new(|_| {});
     let [lab, field] = [0, 1].map(|at| {
         let vla = pair.spec.vla();
-        Outline::read(&vla.spec_of_set(&pair.spec, &vla.data.sets[at]), shelf()).unwrap()
+        Outline::from_spec(&vla.spec_of_set(&pair.spec, &vla.data.sets[at]), shelf()).unwrap()
     });
-    let both = Outline::read(&pair.spec, shelf()).unwrap();
+    let both = Outline::from_spec(&pair.spec, shelf()).unwrap();
     assert_eq!((both.dims.state, both.dims.action, both.frames), (3, 3, 26));
     assert_eq!((both.images, both.prompt_tokens), (lab.images, lab.prompt_tokens.max(field.prompt_tokens)));
     assert_eq!(both.data_bytes, lab.data_bytes + field.data_bytes);
@@ -160,9 +160,9 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
         |sets| sets[0].sensor = Some("observation.sensor".into()),
         &["features.observation.sensor.shape", "[3, 2] in `lab`", "cannot be padded"],
     );
-    let twin = TwoSets::of(Recording::default(), |_| {});
+    let twin = TwoSets::with_second(Recording::default(), |_| {});
     refused(
-        Mixture::open(&twin.spec, shelf()),
+        Mixture::from_spec(&twin.spec, shelf()),
         &["data.sets.1 (`field`)", "the same data set as `lab`", "`weight`"],
     );
 }

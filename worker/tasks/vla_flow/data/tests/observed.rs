@@ -38,13 +38,13 @@ fn open(change: impl FnOnce(&mut VlaSettings)) -> (tempfile::TempDir, Dataset) {
         [modes.state, modes.action, modes.sensor] = [NormMode::Identity; 3];
         change(vla);
     });
-    let dataset = Dataset::open(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap_or_else(|error| panic!("{error}"));
     (dir, dataset)
 }
 
 fn refused_at_open(change: impl FnOnce(&mut VlaSettings), says: &[&str]) {
     let (_dir, spec) = run(&Recording::default(), change);
-    refused(Dataset::open(&spec, shelf()), says);
+    refused(Dataset::from_spec(&spec, shelf()), says);
 }
 
 fn policy(dataset: &Dataset) -> PolicyFile {
@@ -87,7 +87,7 @@ fn statistics_are_joined_as_the_features_are_and_each_is_normalised_by_its_own()
         stats["action"]["std"] = vec![4.0, 5.0].into();
         stats["action"].as_object_mut().unwrap().remove("q01");
     });
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let (seen, recorded) =
         (dataset.sample(1).unwrap().state, [action(0, 1).to_vec(), state(0, 1).to_vec()].concat());
     let expected: Vec<f32> = recorded
@@ -101,7 +101,7 @@ fn statistics_are_joined_as_the_features_are_and_each_is_normalised_by_its_own()
     assert_eq!(joined["mean"], [7.0, 8.0, 1.0, 1.0, 1.0]);
     assert!(!joined.contains_key("q01"), "one of them has none");
     spec.vla_mut().data.normalization.state = NormMode::Quantiles;
-    refused(Dataset::open(&spec, shelf()), &["action.q01", "missing"]);
+    refused(Dataset::from_spec(&spec, shelf()), &["action.q01", "missing"]);
 }
 
 #[test]
@@ -172,13 +172,13 @@ fn history_and_windows_are_those_of_lerobots_delta_timestamps() {
         let modes = &mut spec.vla_mut().data.normalization;
         [modes.state, modes.action, modes.sensor] = [NormMode::Identity; 3];
     }
-    let plain = Dataset::open(&spec, shelf()).unwrap();
+    let plain = Dataset::from_spec(&spec, shelf()).unwrap();
     {
         let mut vla = spec.vla_mut();
         vla.observation.history = golden.history;
         vla.data.sensor = Some(SensorFeature { key: "action".into(), window: Some(golden.window) });
     }
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     assert_eq!(golden.samples.len(), 20);
     for theirs in golden.samples {
         let (index, ours) = (theirs.index, dataset.sample(theirs.index).unwrap());
@@ -240,7 +240,7 @@ fn a_row_is_missing_to_the_samples_that_look_back_on_it() {
         |feature: &'static str| Recording { poison: Some((feature, 8, f32::NAN)), ..Recording::default() };
     let blamed = |recording: &Recording, change: fn(&mut VlaSettings), index| {
         let (_dir, spec) = run(recording, change);
-        let dataset = Dataset::open(&spec, shelf()).unwrap();
+        let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
         let error = dataset.sample(index).map(drop).expect_err("the row is damaged");
         assert!(matches!(&error, DataError::Sample { index: 8, .. }), "{error}");
         let row = dataset.damaged_row(index, &error);
@@ -280,7 +280,7 @@ fn empty_texts_of_tasks_are_told_once() {
         ..Recording::default()
     };
     let (_dir, spec) = run(&recording, |_| {});
-    let warnings = coxswain_task::Samples::warnings(&Dataset::open(&spec, shelf()).unwrap());
+    let warnings = coxswain_task::Samples::warnings(&Dataset::from_spec(&spec, shelf()).unwrap());
     let told: Vec<_> = warnings.iter().filter(|line| line.contains("is empty")).collect();
     let [told] = told[..] else { panic!("{warnings:?}") };
     let wanted =
@@ -293,7 +293,7 @@ fn long_texts_are_cut_and_a_warning_counts_them() {
     let (_dir, plain) = open(|_| {});
     let whole = plain.sample(0).unwrap().input_ids;
     let (_dir, spec) = run(&Recording::default(), |vla| vla.observation.max_text_tokens = Some(2));
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let cut = dataset.sample(0).unwrap().input_ids;
     assert!(cut.len() < whole.len());
     let warnings = coxswain_task::Samples::warnings(&dataset);
@@ -302,10 +302,10 @@ fn long_texts_are_cut_and_a_warning_counts_them() {
         told.is_some_and(|line| line.contains("4 of 4 task texts have more than 2 tokens")),
         "{warnings:?}"
     );
-    assert_eq!(Outline::read(&spec, shelf()).unwrap().prompt_tokens, cut.len());
+    assert_eq!(Outline::from_spec(&spec, shelf()).unwrap().prompt_tokens, cut.len());
     let history = run(&Recording::default(), |vla| vla.observation.history = vec![-1]);
     let (seen, outline) =
-        (Dataset::open(&history.1, shelf()).unwrap(), Outline::read(&history.1, shelf()).unwrap());
+        (Dataset::from_spec(&history.1, shelf()).unwrap(), Outline::from_spec(&history.1, shelf()).unwrap());
     assert_eq!((outline.dims, outline.images), (seen.dims(), seen.image_shapes().unwrap()));
     assert_eq!(outline.prompt_tokens, seen.sample(0).unwrap().input_ids.len());
 }

@@ -10,7 +10,7 @@ use crate::vla_flow::data::Dataset;
 fn pictures_and_numbers_are_those_of_samples() {
     let mut spec = spec(&mini());
     spec.data.holdout_episodes = vec![3];
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let preview = dataset.preview(3, 4).unwrap();
     let samples = dataset.episode_samples(3).unwrap();
     assert!(preview.title.starts_with("episode 3, held out: "), "{}", preview.title);

@@ -9,7 +9,7 @@ use coxswain_task::Task;
 
 #[test]
 fn samples_have_the_promised_sizes_and_their_episode_s_task() {
-    let dataset = Dataset::open(&spec(&mini()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec(&mini()), shelf()).unwrap();
     let dims = dataset.dims();
     assert_eq!((dims.state, dims.sensor_window, dims.sensor_channels, dims.action), (4, 16, 6, 4));
     assert_eq!((dataset.len(), dataset.training_len() + dataset.holdout().count() as u64), (239, 239));
@@ -24,7 +24,7 @@ fn samples_have_the_promised_sizes_and_their_episode_s_task() {
 
 #[test]
 fn actions_past_the_episode_s_end_repeat_the_last_one_and_count_as_padding() {
-    let dataset = Dataset::open(&spec(&mini()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec(&mini()), shelf()).unwrap();
     let range = dataset.episode_samples(0).unwrap();
     let sample = dataset.sample(range.end - 3).unwrap();
     assert_eq!(sample.action_is_pad, [false, false, false, true, true, true, true, true]);
@@ -37,9 +37,9 @@ fn actions_past_the_episode_s_end_repeat_the_last_one_and_count_as_padding() {
 #[test]
 fn actions_come_back_to_the_data_set_s_units() {
     let mut spec = spec(&mini());
-    let normalized = Dataset::open(&spec, shelf()).unwrap();
+    let normalized = Dataset::from_spec(&spec, shelf()).unwrap();
     spec.vla_mut().data.normalization.action = coxswain_data::NormMode::Identity;
-    let stored = Dataset::open(&spec, shelf()).unwrap().sample(17).unwrap().actions;
+    let stored = Dataset::from_spec(&spec, shelf()).unwrap().sample(17).unwrap().actions;
     let mut actions = normalized.sample(17).unwrap().actions;
     assert_ne!(actions, stored);
     normalized.denormalize_actions(&mut actions);
@@ -54,7 +54,7 @@ fn a_written_sample_is_the_sample_that_training_sees() {
     let out = dir.path().join("x.safetensors");
     let spec = spec(&mini());
     crate::vla_flow::data::write_sample(&spec, shelf(), 70, &out).unwrap();
-    let sample = Dataset::open(&spec, shelf()).unwrap().sample(70).unwrap();
+    let sample = Dataset::from_spec(&spec, shelf()).unwrap().sample(70).unwrap();
     let bytes = std::fs::read(&out).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tensor = |name: &str| file.tensor(name).unwrap();
@@ -97,7 +97,7 @@ fn an_inspected_data_set_says_what_a_run_can_name() {
 
 #[test]
 fn exported_statistics_hold_the_features_of_the_run_in_lerobot_s_layout() {
-    let stats = Dataset::open(&spec(&mini()), shelf()).unwrap().stats();
+    let stats = Dataset::from_spec(&spec(&mini()), shelf()).unwrap().stats();
     let json: serde_json::Value = serde_json::from_str(&stats.to_json()).unwrap();
     let names: Vec<&String> = json.as_object().unwrap().keys().collect();
     assert_eq!(names, ["action", "observation.sensor", "observation.state"]);

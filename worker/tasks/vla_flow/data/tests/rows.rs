@@ -10,7 +10,7 @@ use crate::vla_flow::data::Dataset;
 fn opened(recording: Recording) -> Dataset {
     let recording = Recording { group_per_episode: false, ..recording };
     let dir = recording.write();
-    let dataset = Dataset::open(&recording.spec(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&recording.spec(dir.path()), shelf()).unwrap();
     // Rows are read later than this, so the directory has to live on.
     drop(dir.keep());
     dataset
@@ -46,7 +46,7 @@ fn a_row_of_an_episode_that_is_not_trained_on_costs_nothing() {
     let dir = recording.write();
     let mut spec = recording.spec(dir.path());
     spec.data.holdout_episodes = vec![0];
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let trained = (0..dataset.training_len()).filter_map(|number| dataset.training_sample(number));
     assert!(trained.map(|index| dataset.read(index)).all(|sample| sample.is_ok()));
 }
@@ -54,6 +54,6 @@ fn a_row_of_an_episode_that_is_not_trained_on_costs_nothing() {
 #[test]
 fn a_column_that_holds_nothing_of_the_kind_blames_the_row_that_is_asked_for() {
     let dataset = opened(Recording { state_width: 2, ..Recording::default() });
-    refused(dataset.sample(3), &["sample 3 (episode 0, frame 3)", "2 elements, info.json says 3"]);
-    refused(dataset.sample(8), &["sample 8 (episode 2, frame 2)", "2 elements, info.json says 3"]);
+    refused(dataset.sample(3), &["sample 3 (episode 0, frame 3)", "2 elements, but info.json says 3"]);
+    refused(dataset.sample(8), &["sample 8 (episode 2, frame 2)", "2 elements, but info.json says 3"]);
 }

@@ -60,7 +60,7 @@ fn run(dir: &Path) -> RunSpec {
 }
 
 fn keys(dir: &Path, store: &Path) -> (Vec<Option<SampleKey>>, u64) {
-    let dataset = Dataset::open(&run(dir), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&run(dir), shelf()).unwrap();
     let keys = dataset.sample_keys(&Store::open(store, None).unwrap()).unwrap();
     ((0..dataset.len()).map(|index| keys.get(index)).collect(), keys.inputs_read)
 }
@@ -68,7 +68,7 @@ fn keys(dir: &Path, store: &Path) -> (Vec<Option<SampleKey>>, u64) {
 #[test]
 fn a_sample_holds_the_frames_of_all_cameras_as_the_processor_cuts_them() {
     let dir = recorded();
-    let dataset = Dataset::open(&run(dir.path()), shelf()).unwrap();
+    let dataset = Dataset::from_spec(&run(dir.path()), shelf()).unwrap();
     let catalog = Catalog::open(dir.path()).unwrap();
     let frames = FrameStore::new(&catalog, &CAMERAS).unwrap();
     let model = assets().join("tiny-vla");
@@ -86,7 +86,10 @@ fn a_sample_holds_the_frames_of_all_cameras_as_the_processor_cuts_them() {
         }
         assert_eq!(*sample.pixel_values, values, "sample {index}");
     }
-    assert_eq!(dataset.image_shapes().unwrap(), Outline::read(&run(dir.path()), shelf()).unwrap().images);
+    assert_eq!(
+        dataset.image_shapes().unwrap(),
+        Outline::from_spec(&run(dir.path()), shelf()).unwrap().images
+    );
 }
 
 #[test]
@@ -94,8 +97,10 @@ fn cameras_come_in_the_order_that_the_run_names_them() {
     let dir = recorded();
     let mut swapped = run(dir.path());
     swapped.vla_mut().data.cameras.reverse();
-    let (one, other) =
-        (Dataset::open(&run(dir.path()), shelf()).unwrap(), Dataset::open(&swapped, shelf()).unwrap());
+    let (one, other) = (
+        Dataset::from_spec(&run(dir.path()), shelf()).unwrap(),
+        Dataset::from_spec(&swapped, shelf()).unwrap(),
+    );
     let (one, other) = (one.sample(20).unwrap(), other.sample(20).unwrap());
     let front = one.image_shapes[0].iter().product::<u32>() as usize * 1176;
     assert_eq!(one.pixel_values[..front], other.pixel_values[other.pixel_values.len() - front..]);
@@ -108,7 +113,7 @@ fn keys_follow_the_video_s_bytes_and_not_where_it_lies() {
     assert_eq!((first.len(), hashed), (39, 3));
     assert!(first.iter().all(Option::is_some));
     assert_eq!(first.iter().collect::<std::collections::HashSet<_>>().len(), 39);
-    let single = Dataset::open(&run(dir.path()), shelf()).unwrap();
+    let single = Dataset::from_spec(&run(dir.path()), shelf()).unwrap();
     for index in [0, 11, 12, 38] {
         assert_eq!(Some(single.sample_key(index).unwrap()), first[index as usize]);
     }
@@ -127,7 +132,7 @@ fn a_run_whose_video_is_cut_off_is_refused_before_it_begins() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let parts = ["file-000.mp4: observation.images.front: not a whole mp4 file", "copy or download it again"];
-    super::broken::refused(Dataset::open(&run(dir.path()), shelf()), &parts);
+    super::broken::refused(Dataset::from_spec(&run(dir.path()), shelf()), &parts);
 }
 
 #[test]
@@ -135,23 +140,23 @@ fn a_video_of_episodes_that_are_not_asked_for_may_be_missing_or_of_another_recor
     let dir = recorded();
     let path = dir.path().join("videos").join(VIDEOS[1].0);
     let mut spec = run(dir.path());
-    let whole = Dataset::open(&spec, shelf()).unwrap().sample(0).unwrap();
+    let whole = Dataset::from_spec(&spec, shelf()).unwrap().sample(0).unwrap();
     spec.vla_mut().data.exclude_episodes = vec![EpisodeRange { first: 2, last: 2 }];
     for spoil in [
         |path: &Path| std::fs::write(path, b"no video").unwrap(),
         |path: &Path| std::fs::remove_file(path).unwrap(),
     ] {
         spoil(&path);
-        let dataset = Dataset::open(&spec, shelf()).expect("only episode 2 is in it");
+        let dataset = Dataset::from_spec(&spec, shelf()).expect("only episode 2 is in it");
         assert_eq!(dataset.sample(0).unwrap().pixel_values, whole.pixel_values);
-        super::broken::refused(Dataset::open(&run(dir.path()), shelf()), &["file-001.mp4"]);
+        super::broken::refused(Dataset::from_spec(&run(dir.path()), shelf()), &["file-001.mp4"]);
     }
 }
 
 #[test]
 fn memory_for_decoders_is_foreseen_only_with_video() {
     let dir = recorded();
-    let outline = |spec: &RunSpec| Outline::read(spec, shelf()).unwrap().video_bytes;
+    let outline = |spec: &RunSpec| Outline::from_spec(spec, shelf()).unwrap().video_bytes;
     assert_eq!(outline(&super::spec(&super::mini())), 0);
     let pixels = 96 * 128 + 120 * 160;
     assert_eq!(outline(&run(dir.path())), 32 * 39 * 2 + 3 * 12 * pixels * 3 / 2);

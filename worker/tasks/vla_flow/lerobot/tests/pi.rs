@@ -1,5 +1,5 @@
-//! The same of pi0.5: its prompts tell the state, its values are normalised by quantiles, and its loss counts
-//! the steps that an episode does not have. And of pi0, whose state is a token.
+//! Runs of pi0.5: its prompts tell the state, its values are normalised by quantiles, and its loss counts the
+//! steps that an episode does not have. And of pi0, whose state is a token.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn a_run_of_pi05_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let written = built.objective.export(dir.path(), &built.layout, &trained).expect("it is written");
     assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
     let out = dir.path().join("policy");
-    let directory = PolicyDirectory::open(&out).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
     let kept = directory.kept_by(PROCESSORS[0], "normalizer_processor").expect("there");
     assert_eq!((kept["action.q01"].len(), kept["observation.state.q99"].len()), (4, 4));
     let (again, batch) = self::built(&pi05(&out, &[])).expect("it is built");
@@ -90,9 +90,9 @@ fn pi0(dir: &Path) -> RunSpec {
 fn a_run_of_pi0_is_planned_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let dir = tempfile::tempdir().expect("a directory for the test");
     let spec = pi0(dir.path());
-    let directory = PolicyDirectory::open(dir.path()).expect("it is read");
+    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
     assert_eq!(directory.kind(), PI0);
-    assert_eq!(PolicyKind::of(&directory).expect("it is read").class()[1], "PI0Policy");
+    assert_eq!(PolicyKind::from_directory(&directory).expect("it is read").class()[1], "PI0Policy");
     let task = VlaFlow::<Flex>::default();
     let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
     let subject = task.sizes(&spec).expect("it is read");

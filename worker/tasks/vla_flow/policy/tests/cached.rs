@@ -21,7 +21,7 @@ fn exact(tap: Value) -> (&'static str, Value) {
     ("cache", json!({"mode": "exact", "tap": tap}))
 }
 
-/// The same batch with features in place of pixels.
+/// The batch with features in place of pixels.
 fn kept(fixture: &Fixture, batch: &MicroBatch) -> MicroBatch {
     let features = fixture.policy.features_below(&fixture.trainables, batch).expect("a sound batch");
     MicroBatch { pixel_values: vec![], features: Some(features), ..batch.clone() }

@@ -22,7 +22,7 @@ fn weights(dtype: &str) -> (&'static str, Value) {
     ("model", json!({"path": MODEL, "weights_dtype": dtype}))
 }
 
-/// The same policy with its blocks held, and with its blocks streamed.
+/// A policy with its blocks held, and with its blocks streamed.
 fn both(changes: &[(&str, Value)]) -> [Fixture; 2] {
     let streamed = [changes, &[("memory", json!({"offload": "layers"}))]].concat();
     [shaken(&spec(changes)), shaken(&spec(&streamed))]

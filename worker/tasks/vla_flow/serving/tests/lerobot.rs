@@ -47,18 +47,18 @@ fn a_frame_is_answered_as_evaluation_answers_its_sample_and_from_noise_of_the_pa
     let (data, dir, device) =
         (Recording::default().write(), tempfile::tempdir().unwrap(), Default::default());
     let spec = spec(data.path());
-    let dataset = Dataset::open(&spec, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&spec, shelf()).unwrap();
     let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &spec, &dataset, &device).unwrap();
-    let open = || PolicyResponder::open::<Flex>(&spec, Shelves::default(), dir.path(), &device);
+    let open = || PolicyResponder::load::<Flex>(&spec, Shelves::default(), dir.path(), &device);
     let error = open().err().expect("there is nothing yet").to_string();
     assert!(error.contains("policy") && error.contains("cox export"), "{error}");
     objective.export(dir.path(), &layout, &initial).unwrap();
     let responder = open().unwrap_or_else(|error| panic!("{error}"));
 
-    let mut settings = VlaSettings::of(&spec).unwrap();
+    let mut settings = VlaSettings::from_spec(&spec).unwrap();
     settings.model.path = dir.path().join(POLICY_DIR).display().to_string();
-    let base = PolicyBase::of(&settings, shelf::<Sizes>()).unwrap().unwrap();
+    let base = PolicyBase::from_settings(&settings, shelf::<Sizes>()).unwrap().unwrap();
     let policy = TunedPolicy { base: &base, tuned: &base.as_published().unwrap() };
     let loaded = PolicyPasses::<Flex>::load(&spec, policy, shelf(), dataset.dims(), &device);
     let (passes, layout, values) = loaded.unwrap();
@@ -96,12 +96,12 @@ fn a_merged_policy_is_not_rounded_to_the_few_bits_of_its_run() {
         spec
     };
     let nf4 = of(FrozenDtype::Nf4);
-    let dataset = Dataset::open(&nf4, shelf()).unwrap();
+    let dataset = Dataset::from_spec(&nf4, shelf()).unwrap();
     let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &nf4, &dataset, &device).unwrap();
     objective.export(dir.path(), &layout, &initial).unwrap();
     let acts = |dtype| {
-        let opened = PolicyResponder::open::<Flex>(&of(dtype), Shelves::default(), dir.path(), &device);
+        let opened = PolicyResponder::load::<Flex>(&of(dtype), Shelves::default(), dir.path(), &device);
         acted(&opened.unwrap_or_else(|error| panic!("{error}")), &observation(2))
     };
     assert_eq!(acts(FrozenDtype::Nf4), acts(FrozenDtype::Bfloat16));

@@ -29,7 +29,7 @@ fn seen(set: usize, noise: &[f32]) -> NamedValues {
 fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
     let (mut pair, dir) = (TwoSets::new(|_| {}), tempfile::tempdir().unwrap());
     pair.spec.vla_mut().lora = None;
-    let (mixture, device) = (pair.open(), Default::default());
+    let (mixture, device) = (pair.mixture(), Default::default());
     let Assembly { objective, layout, initial } =
         TaskOn::<Flex>::build(&VlaFlow::<Flex>::default(), &pair.spec, &mixture, &device).unwrap();
     let values: Vec<f32> = (0..).zip(&initial).map(|(at, value)| value + 0.05 * (at as f32).sin()).collect();
@@ -39,7 +39,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, file.text).unwrap();
     }
-    let open = |spec: &RunSpec| PolicyResponder::open::<Flex>(spec, Shelves::default(), dir.path(), &device);
+    let open = |spec: &RunSpec| PolicyResponder::load::<Flex>(spec, Shelves::default(), dir.path(), &device);
     let Err(error) = open(&pair.spec) else { panic!("it says for whom") };
     assert!(error.to_string().contains("--set NAME`, NAME one of lab, field"), "{error}");
 

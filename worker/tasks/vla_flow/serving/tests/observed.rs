@@ -109,7 +109,10 @@ fn features_side_by_side_are_given_by_their_names() {
         "{text}"
     );
     named.insert(STATE.into(), Value::numbers(vec![6], vec![0.0; 6]));
-    assert!(refusal(&run, &named).contains("found float32 [6]; expected numbers, a part of [2, 5]"));
+    assert!(
+        refusal(&run, &named)
+            .contains("found float32 [6]; expected numbers that are a part of the shape [2, 5]")
+    );
 }
 
 #[test]
