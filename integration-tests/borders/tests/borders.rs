@@ -58,7 +58,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/survey", 1570),
     ("worker/task", 1240),
     ("worker/tasks", 990),
-    ("worker/tasks/vla_flow", 10_840),
+    ("worker/tasks/vla_flow", 10_960),
     ("worker/tasks/sft", 2380),
     ("worker/tasks/seq2seq", 1600),
     ("worker/tasks/trajectory", 2150),

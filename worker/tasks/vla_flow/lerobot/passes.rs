@@ -209,7 +209,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         }
     }
 
-    /// Of each row, how many dimensions of an action the loss counts.
+    /// How many dimensions of an action the loss counts, for each row.
     fn counted_widths<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> &'b [usize] {
         match self.loss {
             PolicyLoss::Lerobot => &batch.action_widths,
