@@ -239,8 +239,10 @@ impl Fleet {
     pub fn note_motion(&mut self, beat: &Beat) -> Option<Slot> {
         self.motion.learn(&beat.paces);
         let mut worker = self.roster.get_mut(beat.worker).ok()?;
-        let moves = worker.named && beat.still <= self.patience.standstill;
-        worker.named &= !moves;
+        let moves = worker.named_for > 0 && beat.still <= self.patience.standstill;
+        if moves {
+            worker.named_for = 0;
+        }
         moves.then(|| worker.slot())
     }
 
@@ -333,11 +335,12 @@ impl Fleet {
         self.roster.living().map(Worker::motion).chain(awaited)
     }
 
-    /// A rank, or a start, is named for standing still; false if it has been before, and has not moved since.
-    pub fn name(&mut self, member: &MemberMotion) -> bool {
+    /// A rank, or a start, is named for standing still, alone or for so many ranks; false if it has been
+    /// before, likewise, and has not moved since.
+    pub fn name(&mut self, member: &MemberMotion, ranks: usize) -> bool {
         match member.phase {
             WorkerPhase::Starting => self.starts.name(member.slot),
-            _ => self.roster.name(member.slot),
+            _ => self.roster.name(member.slot, ranks),
         }
     }
 

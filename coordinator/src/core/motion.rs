@@ -184,6 +184,14 @@ impl Motion {
 }
 
 impl StillRank {
+    /// Ranks that it is named for.
+    pub fn ranks(&self) -> usize {
+        match self.verdict {
+            Verdict::NameAll(ranks) => ranks,
+            Verdict::Name(_) | Verdict::GiveUp | Verdict::Ignore => 1,
+        }
+    }
+
     /// What was expected, in words.
     pub fn usual(&self) -> String {
         match self.expected {

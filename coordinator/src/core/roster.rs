@@ -194,9 +194,12 @@ impl Roster {
         }
     }
 
-    /// A worker is named for standing still; false if it has been before, and has not moved since.
-    pub fn name(&mut self, slot: Slot) -> bool {
-        self.at_mut(slot).is_some_and(|mut worker| !std::mem::replace(&mut worker.named, true))
+    /// A worker is named for standing still, alone or for so many; false if it has been before, likewise, and
+    /// has not moved since.
+    pub fn name(&mut self, slot: Slot, ranks: usize) -> bool {
+        let Some(mut worker) = self.at_mut(slot) else { return false };
+        let before = std::mem::replace(&mut worker.named_for, ranks);
+        before == 0 || (before == 1) != (ranks == 1)
     }
 
     /// Whether any of these slots has a worker that is not gone.

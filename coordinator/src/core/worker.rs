@@ -34,8 +34,8 @@ pub struct Worker {
     pub last_seen: Timestamp,
     /// Whether its trainer moved, as of its last heartbeat.
     pub pulse: Pulse,
-    /// It was named for standing still, and has not moved since.
-    pub named: bool,
+    /// For so many ranks it was named for standing still, and has not moved since; 0 if it was not.
+    pub named_for: usize,
     /// Line.
     pub line: Line,
     /// Checkpoints that had been asked for when it came: not its affair.
@@ -95,7 +95,7 @@ impl Worker {
             metrics: Arc::default(),
             last_seen: now,
             pulse: Pulse::moving(now),
-            named: false,
+            named_for: 0,
             line,
             asked_before: 0,
             notes: 0,

@@ -47,6 +47,8 @@ pub struct Checker {
     /// The newest complete checkpoint there ever was.
     saved: u64,
     rollback_told: Option<(Step, Step)>,
+    /// Steps below this one have a checkpoint and no records: the disk has lost those.
+    proven: u64,
     lines: Vec<(Duration, String)>,
     recoveries: Vec<Duration>,
     repeated: u64,
@@ -91,6 +93,7 @@ impl Checker {
             committed: 0,
             saved: 0,
             rollback_told: None,
+            proven: 0,
             lines: Vec::new(),
             recoveries: Vec::new(),
             repeated: 0,
@@ -264,9 +267,12 @@ impl Checker {
         self.lines.push((now, line));
     }
 
-    /// The disk has forgotten what it said it had.
-    pub fn forgets(&mut self, now: Duration, past: &Past) {
-        let committed = past.committed.unwrap_or_default().0;
+    /// The disk has forgotten what it said it had. Where nothing at all is left of the journal, the newest
+    /// checkpoint proves the steps before it.
+    pub fn forgets(&mut self, now: Duration, past: &Past, checkpoint: Option<u64>) {
+        let proven = checkpoint.filter(|_| past.committed.is_none()).unwrap_or_default();
+        self.proven = self.proven.max(proven);
+        let committed = past.committed.map_or(proven, |committed| committed.0);
         self.lines
             .push((now, format!("the journal has lost its end: {committed} steps of {}", self.committed)));
         self.steps.retain(|step, _| *step < committed);
@@ -356,9 +362,14 @@ impl Checker {
     fn audit(&self) -> (u64, u64) {
         let mut epochs: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         let samples = self.plan.samples() as usize;
-        for step in self.steps.values() {
-            let seen = epochs.entry(step.consumed.epoch).or_insert_with(|| vec![0; samples]);
-            for position in step.consumed.positions.clone() {
+        let proven = (0..self.proven).filter(|step| !self.steps.contains_key(step));
+        let proven = proven.map(|step| self.plan.batch(Step(step))).map(|due| (due.epoch, due.positions));
+        let recorded = self.steps.values().map(|step| (step.consumed.epoch, step.consumed.positions.clone()));
+        let mut newest = 0;
+        for (epoch, positions) in proven.chain(recorded) {
+            newest = positions.end as usize;
+            let seen = epochs.entry(epoch).or_insert_with(|| vec![0; samples]);
+            for position in positions {
                 if let Some(count) = seen.get_mut(position as usize) {
                     *count += 1;
                 }
@@ -368,10 +379,7 @@ impl Checker {
         let (mut missing, mut duplicate) = (0, 0);
         for (epoch, seen) in epochs {
             // Of the begun epoch, what lies behind the last committed step.
-            let end = match self.steps.values().next_back() {
-                Some(newest) if Some(epoch) == last => newest.consumed.positions.end as usize,
-                _ => samples,
-            };
+            let end = if Some(epoch) == last { newest } else { samples };
             missing += seen[..end].iter().filter(|count| **count == 0).count() as u64;
             duplicate += seen.iter().map(|count| u64::from(count.saturating_sub(1))).sum::<u64>();
         }

@@ -140,7 +140,7 @@ impl Flood {
         let is_slow = reader.peer.as_ref().is_some_and(|peer| peer.was_refused(at));
         let streams = MAX_STREAMS as usize - self.connections[number].reads.len();
         let has_greeted = std::mem::replace(&mut self.connections[number].has_greeted, true);
-        let (piece, turn) = READ_PIECE;
+        let (piece, time) = READ_PIECE;
         let bytes = if has_greeted { piece } else { GREETING };
         for _ in 0..streams.min(bytes / CALL_BYTES) {
             let kind = self.connections[number].kind;
@@ -162,7 +162,7 @@ impl Flood {
             };
             self.connections[number].reads.push(PendingRead { _place: place, answer, since: done });
         }
-        self.turns_until = self.turns_until.max(now) + turn;
+        self.turns_until = self.turns_until.max(now) + time;
         Ok(self.turns_until - now + if is_slow { REFUSED_PAUSE } else { Duration::ZERO })
     }
 }

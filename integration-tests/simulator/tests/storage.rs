@@ -21,6 +21,13 @@ const FAILED_ONCE: [u64; 5] = [
     4_423_636_478_463_093_044,
 ];
 
+/// Seeds that failed once on a disk that lies, and must not again.
+///
+/// ```text
+/// 7102262543631994417   a journal that was lost whole beside a checkpoint, which proves the steps before it
+/// ```
+const LIED_TO_ONCE: [u64; 1] = [7_102_262_543_631_994_417];
+
 #[test]
 fn seeds_that_failed_once_do_not_fail_again() {
     let drawn = |seed| Script::drawn_with_storage(seed, false);
@@ -37,7 +44,7 @@ fn a_disk_that_does_what_it_says_loses_nothing_whatever_happens_to_it() {
 fn a_disk_that_lies_is_survived_or_the_run_ends_by_name() {
     let (mut finished, mut named, mut forgotten) = (0, 0, 0);
     let drawn = |seed| Script::drawn_with_storage(seed, true);
-    seeds::play_all(seeds::derived(0..500), drawn, |report| {
+    seeds::play_all(LIED_TO_ONCE.into_iter().chain(seeds::derived(0..500)), drawn, |report| {
         let failed = matches!(report.outcome, Some(Outcome::Failed(_)));
         finished += u32::from(report.has_finished());
         named += u32::from(failed || report.refused.is_some());

@@ -240,7 +240,7 @@ impl InputMakers {
         if vla.expert.loss == PolicyLoss::Openpi {
             let path = &vla.model.path;
             let problem =
-                format!("expert.loss is openpi's, and {path} is no policy of type pi0 or pi05; leave it out");
+                format!("expert.loss is openpi's, but {path} is no policy of type pi0 or pi05; leave it out");
             return Err(DataError::Model(problem));
         }
         let dir = directory::outline(&vla.model.path)?;

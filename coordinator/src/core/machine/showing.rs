@@ -58,8 +58,9 @@ fn ranks(run: &Run) -> Vec<RankStatus> {
     let starts: Vec<_> = run.fleet.on_their_way(run.now).take(most).collect();
     let mut ranks: BTreeMap<_, _> = starts.iter().map(|start| (start.slot, starting(run, start))).collect();
     let there = |worker: &&Worker| !run.fleet.starts.at(worker.slot()) || worker.gone.is_none();
-    let is_told =
-        |worker: &&Worker| worker.gone.is_some() || worker.named || run.progress.slow(worker.id).is_some();
+    let is_told = |worker: &&Worker| {
+        worker.gone.is_some() || worker.named_for > 0 || run.progress.slow(worker.id).is_some()
+    };
     let workers = || run.fleet.roster.workers().filter(there);
     let told_first =
         if run.fleet.roster.size() as usize > most { Some(workers().filter(is_told)) } else { None };

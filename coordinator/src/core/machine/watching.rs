@@ -126,7 +126,7 @@ impl Watch<'_> {
         }
         for (member, still) in quiet {
             if let Some(follows) = standstill::follows(&still)
-                && self.run.fleet.name(&member)
+                && self.run.fleet.name(&member, still.ranks())
             {
                 let text = standstill::in_words(self.run, &member, &still);
                 let text = format!("{}; {follows}", text.trim_start_matches("it "));

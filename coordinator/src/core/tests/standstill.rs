@@ -104,6 +104,23 @@ fn a_rank_that_was_named_and_moves_again_is_told_to() {
 }
 
 #[test]
+fn a_rank_that_was_named_alone_is_named_again_when_others_hang_as_it_does() {
+    let mut run = at_step_ten();
+    run.beat(0, WorkerPhase::Checkpoint);
+    run.beat(0, WorkerPhase::Communication);
+    let alone = stand_still(&mut run, 10, WorkerPhase::Checkpoint);
+    assert!(matches!(warnings(&alone)[..], [(1, text)] if text.contains("declared lost in")));
+    let mut together = Vec::new();
+    for _ in 0..120 {
+        together.extend(run.wait(Duration::from_secs(1)));
+        together.extend((0..2).flat_map(|rank| run.beat(rank, WorkerPhase::Checkpoint)));
+    }
+    assert_eq!(survived(&together), None, "not what was announced");
+    let named = warnings(&together);
+    assert!(matches!(named[..], [(1, text)] if text.contains("no rank is declared lost")), "{named:?}");
+}
+
+#[test]
 fn a_disk_that_holds_up_most_of_the_run_is_nobodys_fault() {
     for (been_there, found_at) in [(false, 62), (true, 9)] {
         let mut run = at_step_ten();

@@ -84,7 +84,7 @@ impl World {
             return untold.iter().for_each(|record| self.learn(record));
         }
         match self.coordinator.storage.as_ref().is_some_and(|storage| storage.lied) {
-            true => self.checker.forgets(self.now, past),
+            true => self.checker.forgets(self.now, past, self.disk.last().copied()),
             false => self.checker.violated(self.now, "the journal is not what was told".into()),
         }
     }

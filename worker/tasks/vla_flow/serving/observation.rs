@@ -8,7 +8,7 @@
 //! | the prompt's | text: the instruction |
 //! | `seed` | whole number, optional: the same seed draws the same noise |
 //! | `noise` | numbers `[horizon, size]`, optional: what sampling starts from, instead of drawn noise |
-//! | `prev_actions`, `inference_delay`, `execution_horizon` | optional: see [`chunking`] |
+//! | `prev_actions`, `inference_delay`, `execution_horizon` | optional: see [`chunking`](super::chunking) |
 //!
 //! The names are those of the section `serve`, or else of the features. Values of other names are not looked
 //! at. A policy of LeRobot's takes noise as wide as its actions are padded.
@@ -16,8 +16,6 @@
 //! Of a policy that sees past frames, images and state have one axis more, in front: `[frames, ..]`, the
 //! oldest first and the present one last. The client keeps them, as it alone knows when an episode begins and
 //! at which rate it looks; before the first frame it gives the first one again.
-
-mod chunking;
 
 use coxswain_data::{DataError, Normalizer};
 use coxswain_models::{
@@ -30,8 +28,8 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{BadRequest, NamedValues, RequestReader, Value, answers::SEED};
 use serde_json::json;
 
-use self::chunking::{DELAY, EXECUTED, PREVIOUS};
 use super::{
+    chunking::{DELAY, EXECUTED, PREVIOUS, PreviousChunk},
     described::PolicyDescription,
     observed::ObservedSample,
     values::{as_numbers, channels_last, check_finite, kind, shape_of},
@@ -280,6 +278,51 @@ impl ObservationReader {
         Ok(values)
     }
 
+    /// Lets sampling go on from what is left of the last chunk, if that is given; by which part of its velocity
+    /// each step then moves, `[horizon]`.
+    fn go_on(
+        &self,
+        request: &NamedValues,
+        offset: &[f32],
+        start: &mut [f32],
+    ) -> Result<Vec<f32>, BadRequest> {
+        let [horizon, size] = self.chunk();
+        let delay = self.count(request, DELAY, 0)?.unwrap_or(0);
+        let executed = self.count(request, EXECUTED, 1)?.unwrap_or(horizon);
+        let Some(previous) = request.get(PREVIOUS) else { return Ok(vec![1.0; horizon]) };
+        if !self.file.flow.head.is_flow() {
+            let problem = "is given, but this policy starts from no actions; leave it out";
+            return Err(BadRequest::new(PREVIOUS, problem.to_owned()));
+        }
+        let rows = match shape_of(previous) {
+            Some(&[rows, found]) if rows <= horizon && found == size => rows,
+            _ => {
+                let wanted = format!(
+                    "expected numbers [n, {size}], the actions left of the last chunk, n at most {horizon}"
+                );
+                return Err(self.differs(request, PREVIOUS, PREVIOUS, &wanted));
+            }
+        };
+        let mut actions = self.finite(request, PREVIOUS, PREVIOUS, &[rows, size])?;
+        actions.truncate(executed.saturating_mul(size));
+        if self.deltas.any() {
+            actions.iter_mut().zip(offset.iter().cycle()).for_each(|(value, offset)| *value -= offset);
+        }
+        self.action.apply(&mut actions);
+        Ok(PreviousChunk { actions: &actions, size, delay }.begin(start, self.padded().action))
+    }
+
+    /// A whole number, if it is given.
+    fn count(&self, request: &NamedValues, name: &str, least: i64) -> Result<Option<usize>, BadRequest> {
+        match request.get(name) {
+            None => Ok(None),
+            Some(Value::Integer(count)) if *count >= least => Ok(Some(*count as usize)),
+            Some(_) => {
+                Err(self.differs(request, name, name, &format!("expected a whole number from {least}")))
+            }
+        }
+    }
+
     /// What was found under a name is not what was expected there.
     fn differs(&self, request: &NamedValues, name: &str, feature: &str, expected: &str) -> BadRequest {
         let feature = if feature == name { String::new() } else { format!(", for {feature}") };
@@ -423,7 +466,7 @@ impl RequestReader for ObservationReader {
                 widened(&given, self.file.chunk.horizon, padded.action)
             }
         };
-        let strengths = self.continue_chunk(request, &offset, &mut sample.actions)?;
+        let strengths = self.go_on(request, &offset, &mut sample.actions)?;
         sample.action_is_pad = vec![false; self.file.chunk.horizon];
         self.see(request, &mut sample)?;
         sample.input_ids = self
