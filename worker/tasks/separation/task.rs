@@ -29,10 +29,6 @@ use super::{
 pub struct Separation;
 
 impl Task for Separation {
-    fn name(&self) -> &'static str {
-        "separation"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }

@@ -33,10 +33,6 @@ pub struct Seq2Seq<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
-    fn name(&self) -> &'static str {
-        "seq2seq"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }

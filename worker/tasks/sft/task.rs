@@ -36,10 +36,6 @@ pub struct Sft<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Sft<B> {
-    fn name(&self) -> &'static str {
-        "sft"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }

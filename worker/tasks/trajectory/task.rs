@@ -41,10 +41,6 @@ pub struct Trajectory<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Trajectory<B> {
-    fn name(&self) -> &'static str {
-        "trajectory"
-    }
-
     fn schema(&self) -> TaskSchema {
         SCHEMA
     }
