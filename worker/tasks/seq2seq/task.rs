@@ -111,7 +111,7 @@ fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
         ("attention_mask", sample_file::row(&mask)),
         ("labels", sample_file::row(&target)),
     ]);
-    sample_file::write(out, tensors)
+    sample_file::write(out, tensors, None)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {

@@ -125,7 +125,7 @@ fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
         let sides = bytemuck::cast_slice(&sides);
         tensors.insert("image_grid_thw", sample_file::tensor(Dtype::I64, vec![images, 3], sides));
     }
-    sample_file::write(out, tensors)
+    sample_file::write(out, tensors, None)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
