@@ -70,7 +70,8 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        read_left(spec, self.models.sizes, path)
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        read_left(&settings, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -135,8 +136,8 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
-        let (model, layout, initial) = ChatModel::<B>::load(spec, self.models.device, device)?;
         let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        let (model, layout, initial) = ChatModel::<B>::load(spec, &settings, self.models.device, device)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Assembly { objective, layout, initial })
     }
