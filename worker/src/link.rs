@@ -12,4 +12,4 @@ pub(crate) mod spans;
 pub use cache::{CacheNamespace, CachePhase, StepShare};
 pub use contract::{Assignment, BadSample, CheckpointNews, Commands, Link, LinkError, Report, Start};
 pub use coxswain_proto::report::{PhaseMemory, StateSource, StepReport, StepTimes, WorkerPhase as Phase};
-pub use solo::SoloLink;
+pub use solo::{Follower, SoloLink};

@@ -14,9 +14,12 @@ use std::{
 };
 
 use coxswain_models::pretrained::{
+    adapters::TunedModules,
+    checkpoint::CheckpointDir,
     content, directory,
     error::ModelError,
     rules::{Place, Rules},
+    settings::Model,
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
@@ -108,6 +111,32 @@ pub fn read(path: &Path, results: &[&str], here: &Tuning<'_>) -> Result<Vec<Stor
         }
     }
     Ok(tensors)
+}
+
+/// What a run that trains nothing but this model has left at `path`, under the names that a run with the same
+/// keys has.
+pub fn read_left(
+    path: &Path,
+    model: &Model,
+    lora: Option<&Lora>,
+    modules: &dyn Fn() -> Result<Vec<Module>, TaskError>,
+) -> Result<Vec<StoredTensor>, TaskError> {
+    let lora = |_: &[Module]| Ok(lora.cloned());
+    let here = Tuning { modules, lora: &lora, train: &model.train, weights: model.weights_dtype };
+    read(path, &[BASE.path], &here)
+}
+
+/// What that which trains of this model starts from.
+pub fn initial_values<B: Tape<Base = B>>(
+    tuned: &TunedModules,
+    model: &Model,
+    rules: Rules,
+    layout: &TrainableLayout,
+    seed: u64,
+) -> Result<Vec<f32>, TaskError> {
+    let path = &directory::<B>(&model.path).map_err(TaskError::bad_input)?;
+    let values = tuned.initial_values::<B>(seed, layout, CheckpointDir { path, rules }, model.weights_dtype);
+    values.map_err(TaskError::bad_input)
 }
 
 /// Writes what trained of a model that has nothing else: adapters by this plan, and modules in full.

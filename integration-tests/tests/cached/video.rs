@@ -46,10 +46,6 @@ impl RememberingTask {
 }
 
 impl Task for RememberingTask {
-    fn name(&self) -> &'static str {
-        VlaFlow::<Flex>::default().name()
-    }
-
     fn schema(&self) -> TaskSchema {
         VlaFlow::<Flex>::default().schema()
     }

@@ -39,10 +39,6 @@ use self::{memory::Sizes, network::Regression, table::Table};
 pub struct TableRegression;
 
 impl Task for TableRegression {
-    fn name(&self) -> &'static str {
-        "regression"
-    }
-
     fn schema(&self) -> TaskSchema {
         TaskSchema::of::<Settings>()
     }

@@ -14,27 +14,6 @@ use crate::{
     render::{names, say},
 };
 
-/// Flags of `cox pause`.
-#[derive(Args, Debug)]
-pub struct PauseArgs {
-    #[command(flatten)]
-    target: Target,
-}
-
-/// Flags of `cox resume`.
-#[derive(Args, Debug)]
-pub struct ResumeArgs {
-    #[command(flatten)]
-    target: Target,
-}
-
-/// Flags of `cox checkpoint`.
-#[derive(Args, Debug)]
-pub struct CheckpointArgs {
-    #[command(flatten)]
-    target: Target,
-}
-
 /// Flags of `cox drain`.
 #[derive(Args, Debug)]
 pub struct DrainArgs {
@@ -59,9 +38,9 @@ pub struct StopArgs {
 }
 
 /// Stops at the next step boundary.
-pub fn pause(args: &PauseArgs) -> Outcome {
+pub fn pause(target: &Target) -> Outcome {
     block_on(async {
-        let access = args.target.access().await?;
+        let access = target.access().await?;
         let answer = access.answer(async |mut people| people.pause(prompt(PauseRequest {})).await).await?;
         let phase = names::plain(&names::run_phase(answer.phase));
         match RunPhase::try_from(answer.phase) {
@@ -73,9 +52,9 @@ pub fn pause(args: &PauseArgs) -> Outcome {
 }
 
 /// Goes on.
-pub fn resume(args: &ResumeArgs) -> Outcome {
+pub fn resume(target: &Target) -> Outcome {
     block_on(async {
-        let access = args.target.access().await?;
+        let access = target.access().await?;
         let answer = access.answer(async |mut people| people.resume(prompt(ResumeRequest {})).await).await?;
         say(names::plain(&names::run_phase(answer.phase)));
         Ok(())
@@ -83,9 +62,9 @@ pub fn resume(args: &ResumeArgs) -> Outcome {
 }
 
 /// Writes a checkpoint at the next step boundary.
-pub fn checkpoint(args: &CheckpointArgs) -> Outcome {
+pub fn checkpoint(target: &Target) -> Outcome {
     block_on(async {
-        let access = args.target.access().await?;
+        let access = target.access().await?;
         let request = prompt(CheckpointRequest {});
         access.answer(async |mut people| people.checkpoint(request).await).await?;
         say("a checkpoint will be written at the next step boundary");

@@ -3,6 +3,7 @@
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{
+    endpoint::Target,
     exit::Outcome,
     supervise::console::LogWriter,
     telemetry::{self, Destination},
@@ -114,11 +115,11 @@ enum Command {
     /// Show the log of the coordinator or of a rank
     Logs(logs::LogsArgs),
     /// Pause a run at the next step boundary
-    Pause(control::PauseArgs),
+    Pause(Target),
     /// Resume a paused run
-    Resume(control::ResumeArgs),
+    Resume(Target),
     /// Write a checkpoint at the next step boundary
-    Checkpoint(control::CheckpointArgs),
+    Checkpoint(Target),
     /// Remove a node from an elastic run at the next step boundary; the others keep training
     Drain(control::DrainArgs),
     /// Rebuild the feature cache with the current adapter

@@ -31,10 +31,10 @@ pub struct PlanArgs {
     #[command(flatten)]
     spec: SpecArgs,
     /// GPU to plan for, by memory (24GiB) or name (A100-40); repeatable
-    #[arg(long, alias = "card", value_name = "GPU", value_parser = GpuKind::parse)]
+    #[arg(long, value_name = "GPU", value_parser = GpuKind::parse)]
     gpu: Vec<GpuKind>,
     /// Print one row for each usual GPU: micro-batch x accumulation, peak, time
-    #[arg(long, alias = "all-cards", conflicts_with = "gpu")]
+    #[arg(long, conflicts_with = "gpu")]
     all_gpus: bool,
     /// Print one row for each value of a key, such as lora.rank=8,16,32
     #[arg(long, value_name = "KEY=VALUE,..", value_parser = Vary::parse)]

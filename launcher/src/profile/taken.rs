@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coxswain_nn::profile::{self, SpanKind, SpanSum};
-use coxswain_proto::{cache_plan::CacheDecision, ids::Step, plan::Plan, run_spec::RunSpec};
+use coxswain_proto::{ids::Step, plan::Plan, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
+    link::{Follower, LinkError, Phase, Report, SoloLink},
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
 use serde_json::{Value, json};
@@ -82,8 +82,8 @@ pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Pro
         )));
     }
     let taken = Arc::new(Mutex::new(None));
-    let solo = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None);
-    let link = RecordingLink { solo, done: 0, last: WARM_UP + count, taken: Arc::clone(&taken) };
+    let recording = Recording { done: 0, last: WARM_UP + count, taken: Arc::clone(&taken) };
+    let link = SoloLink::new(Step(0)).with_cache(&spec.cache, &plan, None).followed_by(recording);
     match trainer.train(spec, Box::new(link)) {
         TrainerOutcome::Done => {}
         TrainerOutcome::Aborted(reason) => return Err(CliError::new(Exit::Internal, reason)),
@@ -98,54 +98,22 @@ pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Pro
     Ok(Profile { steps: ProfiledSteps { count, samples: spec.train.global_batch as u64, threads }, all })
 }
 
-/// A world of one that records its steps after the first, and ends with the last of them. Lives on the
-/// trainer's thread, as the spans do.
-struct RecordingLink {
-    solo: SoloLink,
+/// Records steps of a world of one after the first, and ends with the last of them. Lives on the trainer's
+/// thread, as the spans do.
+struct Recording {
     /// Steps that are done.
     done: u64,
     last: u64,
     taken: Arc<Mutex<Option<SpanSum>>>,
 }
 
-impl Link for RecordingLink {
-    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
-        self.solo.assignment(why)
-    }
-
-    fn has_generations(&self) -> bool {
-        self.solo.has_generations()
-    }
-
-    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
-        self.solo.lease(step, samples)
-    }
-
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
-        self.solo.lease_ahead(step, samples)
-    }
-
-    fn decided(&self, step: Step) -> Option<CacheDecision> {
-        self.solo.decided(step)
-    }
-
-    fn commands(&mut self) -> Commands {
-        self.solo.commands()
-    }
-
-    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
-        self.solo.wait_while_paused()
-    }
-
-    fn at(&mut self, phase: Phase, step: Step) {
-        self.solo.at(phase, step);
+impl Follower for Recording {
+    fn at(&mut self, phase: Phase) {
         profile::phase(phase.name());
     }
 
-    fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        let is_step = matches!(report, Report::Step(_));
-        self.solo.report(report)?;
-        if !is_step {
+    fn report(&mut self, report: &Report) -> Result<(), LinkError> {
+        if !matches!(report, Report::Step(_)) {
             return Ok(());
         }
         self.done += 1;

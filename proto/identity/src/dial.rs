@@ -140,7 +140,7 @@ impl Service<Uri> for Dialer {
                     let shown = tokens.and_then(|tokens| tokens.for_scope(scope));
                     tls.connect(tcp, &address, shown.as_ref()).await?
                 }
-                false => Stream::plain(tcp),
+                false => Stream::Left(tcp),
             };
             Ok(TokioIo::new(stream))
         })

@@ -91,7 +91,7 @@ impl Door {
             }
         }
         let is_private = from_here || self.tls.is_none();
-        Ok((Stream::plain(tcp), Caller { address, is_private, granted: Vec::new() }))
+        Ok((Stream::Left(tcp), Caller { address, is_private, granted: Vec::new() }))
     }
 }
 

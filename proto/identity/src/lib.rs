@@ -49,7 +49,7 @@ pub use self::{
     error::IdentityError,
     owner::is_ours,
     scope::Scope,
-    stream::Stream,
+    stream::{EncryptedStream, Stream},
     tls::certificate,
     token::{Token, random},
     tokens::Tokens,

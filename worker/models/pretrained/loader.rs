@@ -258,6 +258,15 @@ impl<B: ModelBackend> Loader<'_, B> {
         self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype.dense())?)
     }
 
+    /// A convolution whose stride is its kernel, as the linear map of a flattened patch that it is: its first
+    /// axis are outputs.
+    pub fn convolution(&mut self, name: &str, kernel: &[usize]) -> Result<BaseWeight<B, 2>, ModelError> {
+        match self.trained(name, kernel) {
+            Some(id) => Ok(BaseWeight::Trained(id)),
+            None => Ok(self.flattened(name, kernel, [kernel[0], kernel[1..].iter().product()])?.into()),
+        }
+    }
+
     /// A vector that is frozen, by the tensor's full name.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
         self.placed(self.checkpoint.vector(name, len)?)

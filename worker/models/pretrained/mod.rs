@@ -9,7 +9,7 @@
 //! settings · trains · adapters        the section `model` of run files; what trains, and what it starts from
 //! merge · synthetic · tokens          checkpoints written: merged, or of random weights
 //! prompts · pictures · tokenizer_file a micro-batch as models read it; images; tokenizers
-//! job · error                         `cox model forward`; what can be wrong
+//! job · results · error               `cox model forward`, and what it leaves; what can be wrong
 //! ```
 
 pub mod adapters;
@@ -29,6 +29,7 @@ pub mod merge;
 pub mod pictures;
 pub mod prompts;
 mod reading;
+pub mod results;
 pub mod rules;
 pub mod settings;
 pub mod stack;

@@ -22,17 +22,12 @@
 //! attention gives zeros (Transformers gives whatever its mask arithmetic leaves there, which depends on the
 //! attention implementation).
 
-use std::{
-    collections::BTreeMap,
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-};
+use std::{ops::ControlFlow, path::Path};
 
 use burn::{
     backend::Autodiff,
     tensor::{Int, Tensor, TensorData, activation},
 };
-use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     embed::ImageRows,
@@ -43,12 +38,11 @@ use super::{
     vision::{MergerPlace, VisionStem, VisionTower},
 };
 use crate::{
-    pretrained::{error::ModelError, job::ForwardJob, prompts::Rows, trains::Trains},
+    pretrained::{error::ModelError, job::ForwardJob, prompts::Rows, results::Results, trains::Trains},
     vision_language::LoadOptions,
 };
 use coxswain_nn::{
     block::Block,
-    files,
     kernels::{
         DropoutRows, ModelBackend, Tape,
         flat::{Flat, FlatOn},
@@ -231,8 +225,8 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> Pass<'_, B, V> {
         params.collect(&mut gradients, &mut flat);
         let mut results = trace.into_results(self.batch);
         for param in layout.params() {
-            let values = flat.values().read(param.range()).into_owned();
-            results.floats(&format!("grad.{}", param.name), values, param.shape.clone());
+            let values = flat.values().read(param.range());
+            results.floats(&format!("grad.{}", param.name), &values, param.shape.clone());
         }
         Ok(results)
     }
@@ -242,8 +236,7 @@ impl<T: Tape> Trace<T> {
     fn into_results(self, batch: &ForwardInputs) -> Results {
         let (b, s) = (batch.batch(), batch.seq);
         let mut results = Results::default();
-        let positions = self.position_ids.iter().flat_map(|p| p.to_le_bytes()).collect();
-        results.0.insert("position_ids".into(), (Dtype::I64, vec![3, b, s], positions));
+        results.integers("position_ids", &self.position_ids, vec![3, b, s]);
         if let Some(features) = self.image_features {
             let shape = features.dims().to_vec();
             results.tensor("image_features", features, shape);
@@ -264,35 +257,5 @@ impl<T: Tape> Trace<T> {
             results.tensor("loss", loss, vec![]);
         }
         results
-    }
-}
-
-/// Named tensors to be written.
-#[derive(Default)]
-struct Results(BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
-
-impl Results {
-    fn tensor<T: Tape, const D: usize>(&mut self, name: &str, tensor: Tensor<T, D>, shape: Vec<usize>) {
-        let values = tensor.into_data().convert::<f32>().into_vec::<f32>().expect("converted to f32");
-        self.floats(name, values, shape);
-    }
-
-    fn floats(&mut self, name: &str, values: Vec<f32>, shape: Vec<usize>) {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.0.insert(name.into(), (Dtype::F32, shape, bytes));
-    }
-
-    fn write(&self, out: &Path) -> Result<(), ModelError> {
-        let views = self.0.iter().map(|(name, (dtype, shape, bytes))| {
-            let view =
-                TensorView::new(*dtype, shape.clone(), bytes).expect("shapes were taken from the tensors");
-            (name.as_str(), view)
-        });
-        let bytes = safetensors::serialize(views, None).expect("views of owned tensors always serialize");
-        files::replace(out, |staged| std::fs::write(staged, &bytes)).map_err(|source| ModelError::Io {
-            path: PathBuf::from(out),
-            source,
-            remedy: "check that the directory exists, is writable, and has space",
-        })
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! sizes · modules      what a configuration says; names of the language model's modules
+//! reading              fields and names that families read alike
 //! rope · grid          host integers and tables: positions on three axes, patches of images
 //! vision               what a family's own tower has to offer
 //! text · gated_mlp · embed         the language model
@@ -36,6 +37,7 @@ mod kept;
 pub mod model;
 pub mod modules;
 mod pass;
+pub mod reading;
 pub mod rope;
 mod run;
 pub mod sizes;

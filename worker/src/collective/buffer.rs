@@ -78,7 +78,7 @@ pub(super) fn through_host(
 }
 
 /// What went wrong with a pair of buffers.
-pub(super) fn size_error(operation: &'static str, input: Buf<'_>, output: Buf<'_>) -> CollectiveError {
+fn size_error(operation: &'static str, input: Buf<'_>, output: Buf<'_>) -> CollectiveError {
     let detail = format!(
         "{} elements of {} in, room for {} of {}",
         input.len(),
@@ -99,16 +99,6 @@ impl<'a> Buf<'a> {
                 DeviceElement::Bf16 => "bf16 on a device",
                 DeviceElement::F32 => "f32 on a device",
             },
-        }
-    }
-
-    /// Some of its elements; of a device's buffer all, which nothing takes.
-    pub(super) fn part(self, at: Range<usize>) -> Buf<'a> {
-        match self {
-            Self::Bf16(x) => Buf::Bf16(&x[at]),
-            Self::F32(x) => Buf::F32(&x[at]),
-            Self::F64(x) => Buf::F64(&x[at]),
-            Self::Device(x) => Buf::Device(x),
         }
     }
 
@@ -146,16 +136,6 @@ impl BufMut<'_> {
             Self::F32(x) => Buf::F32(x),
             Self::F64(x) => Buf::F64(x),
             Self::Device(x) => Buf::Device(*x),
-        }
-    }
-
-    /// This buffer, lent to a callee that writes to it.
-    pub(super) fn lent(&mut self) -> BufMut<'_> {
-        match self {
-            Self::Bf16(x) => BufMut::Bf16(x),
-            Self::F32(x) => BufMut::F32(x),
-            Self::F64(x) => BufMut::F64(x),
-            Self::Device(x) => BufMut::Device(*x),
         }
     }
 

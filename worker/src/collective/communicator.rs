@@ -18,15 +18,6 @@ pub trait Collective {
     /// Every rank ends with the reduction of all ranks' `buffer`.
     fn all_reduce(&mut self, buffer: BufMut<'_>, reduce: Reduce) -> Result<(), CollectiveError>;
 
-    /// `input` is `world` equal chunks; rank `r` ends with the reduction of all ranks' chunk `r` in `output`.
-    /// `input` is scratch afterwards: implementations may reduce in place to save a copy.
-    fn reduce_scatter(
-        &mut self,
-        input: BufMut<'_>,
-        output: BufMut<'_>,
-        reduce: Reduce,
-    ) -> Result<(), CollectiveError>;
-
     /// Every rank ends with all ranks' `shard`, in rank order, in `output`.
     fn all_gather(&mut self, shard: Buf<'_>, output: BufMut<'_>) -> Result<(), CollectiveError>;
 

@@ -331,23 +331,6 @@ impl Collective for HybridCollective {
         either_way!(self, buffer, TransferKind::AllReduce(reduce), small)
     }
 
-    fn reduce_scatter(
-        &mut self,
-        mut input: BufMut<'_>,
-        mut output: BufMut<'_>,
-        reduce: Reduce,
-    ) -> Result<(), CollectiveError> {
-        let (whole, part) = (input.as_buf(), output.as_buf());
-        let fits =
-            part.len().checked_mul(self.world()) == Some(whole.len()) && part.element() == whole.element();
-        if !fits || self.stays(whole.bytes()) {
-            return self.ring.reduce_scatter(input, output, reduce);
-        }
-        self.reduce_scatter_in_place(input.lent(), reduce)?;
-        let own = chunk(input.len(), self.world(), self.rank().0 as usize);
-        output.put("reduce_scatter", 0..own.len(), input.as_buf().part(own))
-    }
-
     fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
         if shard.len().checked_mul(self.world()) != Some(output.len()) {
             return self.ring.all_gather(shard, output);

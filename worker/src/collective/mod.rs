@@ -30,8 +30,8 @@ mod ring;
 mod solo;
 mod transport;
 
+use buffer::through_host;
 pub use buffer::{Buf, BufMut, Reduce};
-use buffer::{size_error, through_host};
 pub use communicator::Collective;
 use communicator::{check_distance, check_root};
 pub use coxswain_nn::params::{Cuts, chunk};

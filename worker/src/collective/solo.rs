@@ -51,16 +51,6 @@ impl Collective for Solo {
         self.pass("all_reduce")
     }
 
-    fn reduce_scatter(
-        &mut self,
-        input: BufMut<'_>,
-        mut output: BufMut<'_>,
-        _reduce: Reduce,
-    ) -> Result<(), CollectiveError> {
-        output.put("reduce_scatter", 0..output.len(), input.as_buf())?;
-        self.pass("reduce_scatter")
-    }
-
     fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
         output.put("all_gather", 0..output.len(), shard)?;
         self.pass("all_gather")

@@ -1,6 +1,6 @@
-//! The link's null object: a world of one, without a coordinator. It owns every sample, takes no commands,
-//! and drops its reports, but for those that decide where features come from: it keeps the same table of
-//! cache phases as a coordinator would.
+//! The link's null object: a world of one, without a coordinator. It owns every sample, takes no commands
+//! but its follower's, and drops its reports, but for those that decide where features come from: it keeps
+//! the same table of cache phases as a coordinator would.
 
 use coxswain_proto::{
     cache_plan::{CacheDecision, CacheGeneration, CachePhaseTable, CacheReport, Evidence, StepCachePhase},
@@ -13,22 +13,43 @@ use super::{
     Assignment, CacheNamespace, CachePhase, Commands, Link, LinkError, Phase, Report, StepShare, spans,
 };
 
+/// A program that follows a world of one.
+pub trait Follower {
+    /// Hears where the trainer is.
+    fn at(&mut self, _phase: Phase) {}
+
+    /// Hears a report; an error ends training.
+    fn report(&mut self, report: &Report) -> Result<(), LinkError>;
+
+    /// Whether training is to finish.
+    fn stops(&self) -> bool {
+        false
+    }
+}
+
+impl Follower for () {
+    fn report(&mut self, _report: &Report) -> Result<(), LinkError> {
+        Ok(())
+    }
+}
+
 /// A world of one, without a coordinator.
 #[derive(Clone, Debug)]
-pub struct SoloLink {
+pub struct SoloLink<F = ()> {
     first_step: Step,
     cache_phases: CachePhaseTable,
     /// What was reported last of the generation that is kept.
     measured: Option<CacheReport>,
     /// Where the newest generation lies.
     namespace: (u64, String),
+    follower: F,
 }
 
 impl SoloLink {
     /// Training that starts at `first_step`: 0, or the step of a checkpoint. Without a cache.
     pub fn new(first_step: Step) -> Self {
         let cache_phases = CachePhaseTable::new(&Cache::default(), None);
-        Self { first_step, cache_phases, measured: None, namespace: (0, String::new()) }
+        Self { first_step, cache_phases, measured: None, namespace: (0, String::new()), follower: () }
     }
 
     /// Training with a cache. `decided` is what the checkpoint of `first_step` says was decided last: without
@@ -39,6 +60,14 @@ impl SoloLink {
         Self { cache_phases, ..self }
     }
 
+    /// This link with somebody who follows it.
+    pub fn followed_by<F: Follower>(self, follower: F) -> SoloLink<F> {
+        let Self { first_step, cache_phases, measured, namespace, .. } = self;
+        SoloLink { first_step, cache_phases, measured, namespace, follower }
+    }
+}
+
+impl<F> SoloLink<F> {
     /// Decides about a step if that is possible now; with `given_up`, in any case.
     fn decide(&mut self, step: Step, given_up: bool) {
         let measured = self.measured.as_ref();
@@ -64,7 +93,7 @@ impl SoloLink {
     }
 }
 
-impl Link for SoloLink {
+impl<F: Follower> Link for SoloLink<F> {
     fn assignment(&mut self, _why: Option<&str>) -> Result<Assignment, LinkError> {
         Ok(Assignment {
             generation: Generation(1),
@@ -99,7 +128,7 @@ impl Link for SoloLink {
     }
 
     fn commands(&mut self) -> Commands {
-        Commands::default()
+        Commands { stop: self.follower.stops(), ..Commands::default() }
     }
 
     fn wait_while_paused(&mut self) -> Result<(), LinkError> {
@@ -108,9 +137,11 @@ impl Link for SoloLink {
 
     fn at(&mut self, phase: Phase, step: Step) {
         spans::phase(phase, step);
+        self.follower.at(phase);
     }
 
     fn report(&mut self, report: Report) -> Result<(), LinkError> {
+        self.follower.report(&report)?;
         if let Report::Cache(report) = report {
             if !report.namespace.is_empty() && report.generation >= self.namespace.0 {
                 self.namespace = (report.generation, report.namespace.clone());

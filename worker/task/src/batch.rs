@@ -101,8 +101,11 @@ pub trait Batch: Opaque {
     /// The samples' indices, in the order of its rows.
     fn samples(&self) -> &[u64];
 
-    /// Tokens (or whatever the task counts its speed in) that are not padding.
-    fn tokens(&self) -> u64;
+    /// Tokens (or whatever the task counts its speed in) that are not padding:
+    /// all of its cells, unless the task says otherwise.
+    fn tokens(&self) -> u64 {
+        self.cells() as u64
+    }
 
     /// Rows times padded length: what the memory of a pass grows with.
     fn cells(&self) -> usize;

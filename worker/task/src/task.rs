@@ -37,7 +37,9 @@ impl Float16 {
 /// Something that can be trained.
 pub trait Task: Send + Sync {
     /// As `task.type` of a run file names it.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &'static str {
+        self.schema().name
+    }
 
     /// Keys in run files.
     fn schema(&self) -> TaskSchema;

@@ -1,12 +1,13 @@
 //! Implements `Task` and `TaskOn` for separation.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use coxswain_data::DataError;
-use coxswain_nn::{dtypes::ActivationsDtype, files::replace, kernels::Tape};
+use coxswain_nn::{dtypes::ActivationsDtype, kernels::Tape};
 use coxswain_proto::{
     config::TaskSchema,
     run_spec::{Recompute, RunSpec},
@@ -14,7 +15,7 @@ use coxswain_proto::{
 use coxswain_task::{
     Assembly, ConvertJob, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
 };
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::Dtype;
 
 use super::{
     config::SeparationSettings,
@@ -23,16 +24,13 @@ use super::{
     objective::SeparationObjective,
     stems,
 };
+use crate::sample_file;
 
 /// Trains a separator of stereo audio.
 #[derive(Clone, Copy, Debug)]
 pub struct Separation;
 
 impl Task for Separation {
-    fn name(&self) -> &'static str {
-        "separation"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }
@@ -84,15 +82,13 @@ impl Task for Separation {
 fn write(sample: &SegmentSample, out: &Path) -> Result<(), DataError> {
     let samples = sample.mixture.len() / CHANNELS;
     let stems = sample.stems.len() / sample.mixture.len();
-    let tensors = [
-        ("mixture", vec![CHANNELS, samples], bytemuck::cast_slice(&sample.mixture)),
-        ("stems", vec![stems, CHANNELS, samples], bytemuck::cast_slice(&sample.stems)),
-    ];
-    let views = tensors.map(|(name, shape, bytes)| {
-        (name, TensorView::new(Dtype::F32, shape, bytes).expect("shapes are taken from the values"))
-    });
-    replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
-        .map_err(DataError::io(out, "write"))
+    let floats =
+        |shape, values| sample_file::tensor(Dtype::F32, shape, bytemuck::cast_slice::<f32, u8>(values));
+    let tensors = BTreeMap::from([
+        ("mixture", floats(vec![CHANNELS, samples], &sample.mixture)),
+        ("stems", floats(vec![stems, CHANNELS, samples], &sample.stems)),
+    ]);
+    sample_file::write(out, tensors, None)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Separation {

@@ -29,15 +29,13 @@ pub(super) fn generate<B: Tape<Base = B>>(
     let numbered = job.prompts.iter().zip(0..);
     let sources = numbered.map(|(prompt, number)| asked(&*tokenizer, &settings.data, prompt, number));
     let sources = sources.collect::<Result<Vec<_>, _>>()?;
-    let mut spec = job.spec.clone();
     if let (Some(_), Some(lora)) = (job.results, &mut settings.lora) {
         // What the run began with need not be there any more.
         lora.init_from = None;
-        spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = PairModel::<B>::load(&spec, models.device, device)?;
+    let (model, layout, mut values) = PairModel::<B>::load(job.spec, &settings, models.device, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, read_left(&spec, models.sizes, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&settings, models.sizes, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let mut written = Vec::with_capacity(sources.len());

@@ -50,7 +50,7 @@ impl PairSizes {
         let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
         let weights = weights(spec, models, &settings, &model)?;
-        let outline = PairOutline::from_spec(spec, models).map_err(TaskError::bad_input)?;
+        let outline = PairOutline::from_settings(spec, &settings, models).map_err(TaskError::bad_input)?;
         let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
         let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1)?;
@@ -63,8 +63,8 @@ impl PairSizes {
         sizes.settings = Seq2SeqSettings::from_spec(&sizes.spec).map_err(TaskError::bad_input)?;
         sizes.weights = weights(&sizes.spec, sizes.models, &sizes.settings, &sizes.model)?;
         if sizes.settings.data != self.settings.data {
-            sizes.outline =
-                PairOutline::from_spec(&sizes.spec, sizes.models).map_err(TaskError::bad_input)?;
+            let outline = PairOutline::from_settings(&sizes.spec, &sizes.settings, sizes.models);
+            sizes.outline = outline.map_err(TaskError::bad_input)?;
         }
         Ok(sizes)
     }
@@ -86,14 +86,17 @@ impl PairSizes {
         let kind = format!("{:?} {:?} {:?}", self.settings, self.spec.train.recompute, self.outline);
         self.passes.at(&kind, micro_batch, |pairs| {
             let account = Account::open();
-            let (model, layout, values) =
-                PairModel::<Sizes>::load(&self.spec, self.models, account.device())?;
-            let trainables = Trainables::new(layout, values, account.device());
+            let (model, trainables) = self.hollow(&account)?;
             let batch = self.longest(pairs as usize);
             PassCost::of(&account, |grads, clock| {
                 model.forward_backward(&trainables, &batch, grads, clock).map(|_| ())
             })
         })
+    }
+
+    fn hollow(&self, account: &Account) -> Result<(PairModel<Sizes>, Trainables<Sizes>), TaskError> {
+        let loaded = PairModel::load(&self.spec, &self.settings, self.models, account.device());
+        loaded.map(|(model, layout, values)| (model, Trainables::new(layout, values, account.device())))
     }
 
     /// So many of the longest pairs measured, or their sources answered with as many tokens as a target may
@@ -102,9 +105,7 @@ impl PairSizes {
         let kind = format!("{using:?} {:?} {:?}", self.settings, self.outline);
         self.passes.at(&kind, pairs, |pairs| {
             let account = Account::open();
-            let (model, layout, values) =
-                PairModel::<Sizes>::load(&self.spec, self.models, account.device())?;
-            let trainables = Trainables::new(layout, values, account.device());
+            let (model, trainables) = self.hollow(&account)?;
             let (batch, most) = (self.longest(pairs as usize), self.settings.data.max_target_tokens);
             // No answer ends before it must.
             let word = self.model.special.pad;
@@ -148,7 +149,7 @@ fn weights(
     settings: &Seq2SeqSettings,
     model: &TextModelOutline,
 ) -> Result<TokenWeights, TaskError> {
-    let (_, layout, _) = PairModel::<Sizes>::load(spec, models, Account::open().device())?;
+    let (_, layout, _) = PairModel::<Sizes>::load(spec, settings, models, Account::open().device())?;
     let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
     TokenWeights::from_tensors(
         CheckpointDir { path: &dir, rules: model.rules },

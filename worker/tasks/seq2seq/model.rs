@@ -26,7 +26,7 @@ use coxswain_task::{MicroLoss, Pass, StageClock, TaskError};
 
 use super::{config::Seq2SeqSettings, data::PairBatch};
 use crate::{
-    pretrained::{self, Tuning},
+    pretrained,
     tokens::{memory::HEAD_STAGE, sums::TokenSums},
 };
 
@@ -44,24 +44,20 @@ impl<B: Tape<Base = B>> PairModel<B> {
     /// it starts from; both are the same on every rank.
     pub fn load(
         spec: &RunSpec,
+        settings: &Seq2SeqSettings,
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
-        let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let family = models.text_to_text.of(dir).map_err(TaskError::bad_input)?;
         let outline = family.outline(dir).map_err(TaskError::bad_input)?;
-        let tuned = tuned(&settings, &outline).map_err(TaskError::bad_input)?;
+        let tuned = tuned(settings, &outline).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
         let dtype = settings.model.weights_dtype;
         let model = family.load(dir, dtype, tuned.trains(), &mut layout, device);
         let model = model.map_err(TaskError::bad_input)?;
-        let values = tuned.initial_values::<B>(
-            spec.run.seed,
-            &layout,
-            CheckpointDir { path: dir, rules: outline.rules },
-            dtype,
-        );
+        let checkpoint = CheckpointDir { path: dir, rules: outline.rules };
+        let values = tuned.initial_values::<B>(spec.run.seed, &layout, checkpoint, dtype);
         let values = values.map_err(TaskError::bad_input)?;
         let retention =
             Retention { recompute: spec.train.recompute, activations: settings.model.activations_dtype };
@@ -151,20 +147,12 @@ pub(super) fn tuned(
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.
 pub(super) fn read_left(
-    spec: &RunSpec,
+    Seq2SeqSettings { model, lora, .. }: &Seq2SeqSettings,
     models: Shelf<Sizes>,
     path: &Path,
 ) -> Result<Vec<StoredTensor>, TaskError> {
-    let Seq2SeqSettings { model, lora, .. } =
-        Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
-    let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
-    let here = Tuning {
-        modules: &modules,
-        lora: &|_| Ok(lora.clone()),
-        train: &model.train,
-        weights: model.weights_dtype,
-    };
-    pretrained::read(path, &[pretrained::BASE.path], &here)
+    let modules = || Ok(outline_of(model, models).map_err(TaskError::bad_input)?.modules);
+    pretrained::read_left(path, model, lora.as_ref(), &modules)
 }
 
 /// The run's model as its configuration has it.

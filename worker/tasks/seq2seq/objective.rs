@@ -2,10 +2,7 @@
 
 use std::path::Path;
 
-use coxswain_models::{
-    pretrained::{adapters::readme, checkpoint::CheckpointDir, settings::Model},
-    text_to_text::likeliest,
-};
+use coxswain_models::{pretrained::adapters::readme, text_to_text::likeliest};
 use coxswain_nn::{
     kernels::Tape,
     lora::AdapterOrigin,
@@ -159,16 +156,8 @@ impl<B: Tape<Base = B>> Objective<B> for Seq2SeqObjective<B> {
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
         let outline = self.model.outline();
         let tuned = tuned(&self.settings, outline).map_err(TaskError::bad_input)?;
-        let Model { path, weights_dtype, .. } = &self.settings.model;
-        let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
-        tuned
-            .initial_values::<B>(
-                self.spec.run.seed,
-                layout,
-                CheckpointDir { path: &dir, rules: outline.rules },
-                *weights_dtype,
-            )
-            .map_err(TaskError::bad_input)
+        let (model, seed) = (&self.settings.model, self.spec.run.seed);
+        pretrained::initial_values::<B>(&tuned, model, outline.rules, layout, seed)
     }
 
     fn export(

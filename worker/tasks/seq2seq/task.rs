@@ -33,10 +33,6 @@ pub struct Seq2Seq<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
-    fn name(&self) -> &'static str {
-        "seq2seq"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }
@@ -71,7 +67,8 @@ impl<B: Tape<Base = B>> Task for Seq2Seq<B> {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        read_left(spec, self.models.sizes, path)
+        let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        read_left(&settings, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -115,7 +112,7 @@ fn write(sample: &PairSample, out: &Path) -> Result<(), DataError> {
         ("attention_mask", sample_file::row(&mask)),
         ("labels", sample_file::row(&target)),
     ]);
-    sample_file::write(out, tensors)
+    sample_file::write(out, tensors, None)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
@@ -125,8 +122,8 @@ impl<B: Tape<Base = B>> TaskOn<B> for Seq2Seq<B> {
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
-        let (model, layout, initial) = PairModel::<B>::load(spec, self.models.device, device)?;
         let settings = Seq2SeqSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        let (model, layout, initial) = PairModel::<B>::load(spec, &settings, self.models.device, device)?;
         let objective = Box::new(Seq2SeqObjective { model, spec: spec.clone(), settings });
         Ok(Assembly { objective, layout, initial })
     }

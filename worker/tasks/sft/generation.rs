@@ -35,15 +35,13 @@ pub(super) fn generate<B: Tape<Base = B>>(
             .map_err(|fault| TaskError::bad_input(format!("prompt {}: {fault}", number + 1)))
     };
     let questions = job.prompts.iter().enumerate().map(question).collect::<Result<Vec<_>, _>>()?;
-    let mut spec = job.spec.clone();
     if let (Some(_), Some(lora)) = (job.results, &mut settings.lora) {
         // What the run began with need not be there any more.
         lora.init_from = None;
-        spec.set_settings(&settings);
     }
-    let (model, layout, mut values) = ChatModel::<B>::load(&spec, models.device, device)?;
+    let (model, layout, mut values) = ChatModel::<B>::load(job.spec, &settings, models.device, device)?;
     if let Some(dir) = job.results {
-        pretrained::fill(dir, read_left(&spec, models.sizes, dir)?, &layout, &mut values)?;
+        pretrained::fill(dir, read_left(&settings, models.sizes, dir)?, &layout, &mut values)?;
     }
     let trainables = Trainables::new(layout, values, device);
     let writer = Writer { model: &model, trainables: &trainables, reader: &reader, sampling: job.sampling };

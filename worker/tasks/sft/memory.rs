@@ -60,7 +60,7 @@ impl ChatSizes {
         let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let model = outline_of(&settings.model, models).map_err(TaskError::bad_input)?;
         let weights = weights(spec, models, &settings, &model)?;
-        let outline = ChatOutline::from_spec(spec, models).map_err(TaskError::bad_input)?;
+        let outline = ChatOutline::from_settings(spec, &settings, models).map_err(TaskError::bad_input)?;
         let (spec, model, passes) = (spec.clone(), Arc::new(model), Passes::default());
         let sizes = Self { spec, settings, models, model, outline, weights, passes };
         sizes.pass(1, Place::Host { threads: 1 })?;
@@ -94,7 +94,7 @@ impl ChatSizes {
         let kind = format!("{on_gpu} {:?} {:?}", self.settings, self.spec.train.recompute);
         self.passes.at(&kind, micro_batch, |chats| {
             let account = place.account();
-            let (model, layout) = hollow(&self.spec, self.models, &account)?;
+            let (model, layout) = hollow(&self.spec, &self.settings, self.models, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
             PassCost::of(&account, |grads, clock| {
@@ -109,7 +109,7 @@ impl ChatSizes {
         let kind = format!("{using:?} {} {:?}", place == Place::Gpu, self.settings);
         self.passes.at(&kind, chats, |chats| {
             let account = place.account();
-            let (model, layout) = hollow(&self.spec, self.models, &account)?;
+            let (model, layout) = hollow(&self.spec, &self.settings, self.models, &account)?;
             let trainables = Trainables::new(layout, Vec::new(), account.device());
             let batch = self.longest(chats as usize);
             let answer = || -> Result<(), TaskError> {
@@ -161,6 +161,7 @@ impl ChatSizes {
 /// with the weights.
 fn hollow(
     spec: &RunSpec,
+    settings: &SftSettings,
     models: Shelf<Sizes>,
     account: &Account,
 ) -> Result<(ChatModel<Sizes>, TrainableLayout), TaskError> {
@@ -169,7 +170,7 @@ fn hollow(
         held.memory.offload = Offload::None;
     }
     held.memory.shard = Shard::None;
-    let (model, layout, _) = ChatModel::load(&held, models, account.device())?;
+    let (model, layout, _) = ChatModel::load(&held, settings, models, account.device())?;
     Ok((model, layout))
 }
 
@@ -179,7 +180,7 @@ fn weights(
     settings: &SftSettings,
     model: &ModelOutline,
 ) -> Result<TokenWeights, TaskError> {
-    let (_, layout) = hollow(spec, models, &Account::open())?;
+    let (_, layout) = hollow(spec, settings, models, &Account::open())?;
     let tensors = model.tensors().into_iter().chain(model.head()).collect();
     let dir = directory::outline(&settings.model.path).map_err(TaskError::bad_input)?;
     TokenWeights::from_tensors(CheckpointDir { path: &dir, rules: model.rules }, tensors, &layout)

@@ -36,7 +36,7 @@ use coxswain_task::{MicroLoss, Pass, StageClock, TaskError};
 
 use super::{config::SftSettings, data::ChatBatch};
 use crate::{
-    pretrained::{self, Tuning},
+    pretrained,
     tokens::{memory::HEAD_STAGE, sums::TokenSums},
 };
 
@@ -54,14 +54,14 @@ impl<B: Tape<Base = B>> ChatModel<B> {
     /// it starts from; both are the same on every rank.
     pub fn load(
         spec: &RunSpec,
+        settings: &SftSettings,
         models: Shelf<B>,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), TaskError> {
-        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dir = &pretrained::directory::<B>(&settings.model.path).map_err(TaskError::bad_input)?;
         let family = models.vision_language.of(dir).map_err(TaskError::bad_input)?;
         let outline = family.outline(dir).map_err(TaskError::bad_input)?;
-        let tuned = tuned(&settings, &outline).map_err(TaskError::bad_input)?;
+        let tuned = tuned(settings, &outline).map_err(TaskError::bad_input)?;
         let mut layout = TrainableLayout::default();
         let (blocks, table) = (BlockWeights::from_spec(spec), TablePlace::from_spec(spec));
         let options = LoadOptions { blocks, table, head: true, ..settings.model.weights_dtype.into() };
@@ -199,19 +199,12 @@ pub(super) fn tuned(settings: &SftSettings, model: &ModelOutline) -> Result<Tune
 
 /// What a run of this task has left at `path`, under the names that this run's layout has.
 pub(super) fn read_left(
-    spec: &RunSpec,
+    SftSettings { model, lora, .. }: &SftSettings,
     models: Shelf<Sizes>,
     path: &Path,
 ) -> Result<Vec<StoredTensor>, TaskError> {
-    let SftSettings { model, lora, .. } = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
-    let modules = || Ok(outline_of(&model, models).map_err(TaskError::bad_input)?.modules);
-    let here = Tuning {
-        modules: &modules,
-        lora: &|_| Ok(lora.clone()),
-        train: &model.train,
-        weights: model.weights_dtype,
-    };
-    pretrained::read(path, &[pretrained::BASE.path], &here)
+    let modules = || Ok(outline_of(model, models).map_err(TaskError::bad_input)?.modules);
+    pretrained::read_left(path, model, lora.as_ref(), &modules)
 }
 
 /// The run's model as its configuration has it.

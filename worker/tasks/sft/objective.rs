@@ -4,12 +4,10 @@ use std::{path::Path, sync::Arc};
 
 use coxswain_models::pretrained::{
     adapters::readme,
-    checkpoint::CheckpointDir,
     directory,
     error::ModelError,
     frozen::{FrozenPart, frozen_parts},
     merge::{TrainedModel, write_merged},
-    settings::Model,
 };
 use coxswain_nn::{
     kernels::Tape,
@@ -112,16 +110,8 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     fn initial_values(&self, layout: &TrainableLayout) -> Result<Vec<f32>, TaskError> {
         let outline = self.model.pretrained().outline();
         let tuned = tuned(&self.settings, outline).map_err(TaskError::bad_input)?;
-        let Model { path, weights_dtype, .. } = &self.settings.model;
-        let dir = pretrained::directory::<B>(path).map_err(TaskError::bad_input)?;
-        tuned
-            .initial_values::<B>(
-                self.spec.run.seed,
-                layout,
-                CheckpointDir { path: &dir, rules: outline.rules },
-                *weights_dtype,
-            )
-            .map_err(TaskError::bad_input)
+        let (model, seed) = (&self.settings.model, self.spec.run.seed);
+        pretrained::initial_values::<B>(&tuned, model, outline.rules, layout, seed)
     }
 
     fn export(

@@ -36,10 +36,6 @@ pub struct Sft<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Sft<B> {
-    fn name(&self) -> &'static str {
-        "sft"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }
@@ -74,7 +70,8 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
     }
 
     fn read_weights(&self, spec: &RunSpec, path: &Path) -> Result<Vec<StoredTensor>, TaskError> {
-        read_left(spec, self.models.sizes, path)
+        let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        read_left(&settings, self.models.sizes, path)
     }
 
     fn other_meaning(&self, here: &RunSpec, there: &RunSpec, groups: &[Group]) -> Vec<String> {
@@ -129,7 +126,7 @@ fn write(sample: &ChatSample, out: &Path) -> Result<(), DataError> {
         let sides = bytemuck::cast_slice(&sides);
         tensors.insert("image_grid_thw", sample_file::tensor(Dtype::I64, vec![images, 3], sides));
     }
-    sample_file::write(out, tensors)
+    sample_file::write(out, tensors, None)
 }
 
 impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
@@ -139,8 +136,8 @@ impl<B: Tape<Base = B>> TaskOn<B> for Sft<B> {
         _samples: &dyn Samples,
         device: &B::Device,
     ) -> Result<Assembly<B>, TaskError> {
-        let (model, layout, initial) = ChatModel::<B>::load(spec, self.models.device, device)?;
         let settings = SftSettings::from_spec(spec).map_err(TaskError::bad_input)?;
+        let (model, layout, initial) = ChatModel::<B>::load(spec, &settings, self.models.device, device)?;
         let objective = Box::new(SftObjective { model, spec: spec.clone(), settings });
         Ok(Assembly { objective, layout, initial })
     }

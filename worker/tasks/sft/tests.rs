@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{
     Sft,
-    config::SCHEMA,
+    config::{SCHEMA, SftSettings},
     data::{Chat, ChatOutline, ChatSample, Chats},
 };
 use crate::pretrained;

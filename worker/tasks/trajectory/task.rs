@@ -1,6 +1,7 @@
 //! Implements `Task` and `TaskOn` for trajectory.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -9,7 +10,7 @@ use coxswain_data::DataError;
 use coxswain_models::Shelves;
 use coxswain_nn::{
     dtypes::WeightsDtype,
-    files::{StoredTensor, read_tensors, replace},
+    files::{StoredTensor, read_tensors},
     kernels::Tape,
     params::Group,
 };
@@ -20,9 +21,9 @@ use coxswain_proto::{
 use coxswain_task::{
     Assembly, Float16, Samples, StarterFile, StarterJob, Task, TaskError, TaskOn, memory::Subject,
 };
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::Dtype;
 
-use crate::pretrained;
+use crate::{pretrained, sample_file};
 
 use super::{
     config::{SCHEMA, TrajectorySettings},
@@ -41,10 +42,6 @@ pub struct Trajectory<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for Trajectory<B> {
-    fn name(&self) -> &'static str {
-        "trajectory"
-    }
-
     fn schema(&self) -> TaskSchema {
         SCHEMA
     }
@@ -87,22 +84,15 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
         let pixels = folder.sample(index)?.pixel_values;
         let grid = folder.grid();
         let patches: usize = grid.iter().map(|&side| side as usize).product();
-        let bytes: Vec<u8> = pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let sides: Vec<u8> = grid.iter().flat_map(|&side| i64::from(side).to_le_bytes()).collect();
+        let sides = grid.map(i64::from);
         let shape = vec![patches, pixels.len() / patches.max(1)];
-        let views =
-            [("pixel_values", Dtype::F32, shape, &bytes), ("image_grid_thw", Dtype::I64, vec![1, 3], &sides)];
-        let views: Vec<_> = views
-            .into_iter()
-            .map(|(name, dtype, shape, bytes)| {
-                (name, TensorView::new(dtype, shape, bytes).expect("shapes are taken from the values"))
-            })
-            .collect();
-        replace(out, |path| safetensors::serialize_to_file(views, None, path).map_err(std::io::Error::other))
-            .map_err(DataError::io(out, "write"))
+        let tensors = BTreeMap::from([
+            ("pixel_values", sample_file::tensor(Dtype::F32, shape, bytemuck::cast_slice(&pixels[..]))),
+            ("image_grid_thw", sample_file::tensor(Dtype::I64, vec![1, 3], bytemuck::cast_slice(&sides))),
+        ]);
+        sample_file::write(out, tensors, None)
     }
 
-    /// The network alone: where it was adapted, the adapter is merged into it.
     fn weight_files(&self, path: &Path) -> Vec<PathBuf> {
         let file = if path.is_file() { path.to_path_buf() } else { path.join(WEIGHTS.path) };
         if file.is_file() { vec![file] } else { Vec::new() }

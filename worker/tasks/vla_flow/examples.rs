@@ -4,16 +4,18 @@
 use coxswain_models::pretrained::pictures::Rgb;
 use coxswain_task::{CurvePair, Example, ExamplePicture};
 
-use super::data::{MicroBatch, RunData};
+use super::{
+    data::{MicroBatch, RunData},
+    measures::denormalize,
+};
 
-/// Examples of the samples of a batch, with actions `[rows, horizon, width]` in the units of their data sets.
-/// Steps past an episode's end are left out.
-pub(super) fn examples(
-    batch: &MicroBatch,
-    data: &dyn RunData,
-    recorded: &[f32],
-    sampled: &[f32],
-) -> Vec<Example> {
+/// Examples of the samples of a batch, with sampled actions `[rows, horizon, width]`, normalised. They are in
+/// the units of their data sets, without steps past an episode's end.
+pub(super) fn examples(batch: &MicroBatch, data: &dyn RunData, mut sampled: Vec<f32>) -> Vec<Example> {
+    let mut recorded = batch.actions.clone();
+    for actions in [&mut sampled, &mut recorded] {
+        denormalize(batch, data, actions);
+    }
     let (width, horizon) = (data.dims().action.max(1), data.dims().horizon.max(1));
     let mut examples = Vec::new();
     for (row, &sample) in batch.sample_indices.iter().enumerate() {
@@ -25,8 +27,8 @@ pub(super) fn examples(
         let names = data.action_names(sample);
         let curve = |dim: usize| CurvePair {
             name: names.get(dim).cloned().unwrap_or_else(|| format!("action {dim}")),
-            reference: of(recorded, dim),
-            predicted: of(sampled, dim),
+            reference: of(&recorded, dim),
+            predicted: of(&sampled, dim),
         };
         let (title, cameras) = data.scene(sample);
         let pictures = cameras.into_iter().filter_map(|(name, picture)| {

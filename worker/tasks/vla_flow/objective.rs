@@ -33,7 +33,7 @@ use super::{
     EXPERT, SENSOR, adapters,
     data::MicroBatch,
     examples::examples,
-    measures::{MEASURES, denormalize, evaluated, parts, run_data},
+    measures::{MEASURES, evaluated, parts, run_data},
     policy::{Policy, StepError},
 };
 
@@ -104,13 +104,7 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         samples: &dyn Samples,
     ) -> Result<Vec<Example>, TaskError> {
         let batch: &MicroBatch = batch.content();
-        let data = run_data(samples);
-        let mut sampled = self.sampled(trainables, batch)?;
-        let mut recorded = batch.actions.clone();
-        for actions in [&mut sampled, &mut recorded] {
-            denormalize(batch, data, actions);
-        }
-        Ok(examples(batch, data, &recorded, &sampled))
+        Ok(examples(batch, run_data(samples), self.sampled(trainables, batch)?))
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

@@ -60,10 +60,6 @@ pub struct VlaFlow<B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Task for VlaFlow<B> {
-    fn name(&self) -> &'static str {
-        "vla_flow"
-    }
-
     fn schema(&self) -> TaskSchema {
         super::config::SCHEMA
     }

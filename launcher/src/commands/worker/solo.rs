@@ -11,7 +11,7 @@ use std::{
 
 use coxswain_proto::{cache_plan::CacheDecision, ids::Step, run_spec::RunSpec};
 use coxswain_worker::{
-    link::{Assignment, CheckpointNews, Commands, Link, LinkError, Phase, Report, SoloLink, StepShare},
+    link::{CheckpointNews, Follower, LinkError, Report, SoloLink},
     train::checkpoint::Store,
     trainer::{Trainer, TrainerFailure, TrainerOutcome},
 };
@@ -30,18 +30,10 @@ pub fn train(spec: &RunSpec, mut trainer: impl Trainer) -> Outcome {
     let plan =
         coxswain_proto::plan::Plan::new(&spec.train, facts.training_samples).map_err(CliError::usage)?;
     let (first_step, decided) = first_step(spec)?;
-    let link = LoggingLink {
-        solo: SoloLink::new(first_step).with_cache(&spec.cache, &plan, decided),
-        log_every: spec.train.log_every,
-        total_steps: plan.total_steps(),
-        signal: Arc::clone(&signal),
-    };
-    tracing::info!(
-        run = spec.run.name,
-        first_step = first_step.0,
-        steps = plan.total_steps(),
-        "training alone"
-    );
+    let (log_every, total_steps) = (spec.train.log_every, plan.total_steps());
+    let log = StepLog { log_every, total_steps, signal: Arc::clone(&signal) };
+    let link = SoloLink::new(first_step).with_cache(&spec.cache, &plan, decided).followed_by(log);
+    tracing::info!(run = spec.run.name, first_step = first_step.0, steps = total_steps, "training alone");
     match trainer.train(spec, Box::new(link)) {
         TrainerOutcome::Done => match signal.load(Relaxed) {
             0 => {
@@ -97,48 +89,16 @@ fn catch_signal() -> Result<Arc<AtomicI32>, CliError> {
     Ok(caught)
 }
 
-struct LoggingLink {
-    solo: SoloLink,
+/// Logs steps and news; the first signal ends training in good order.
+struct StepLog {
     log_every: u64,
     total_steps: u64,
     signal: Arc<AtomicI32>,
 }
 
-impl Link for LoggingLink {
-    fn assignment(&mut self, why: Option<&str>) -> Result<Assignment, LinkError> {
-        self.solo.assignment(why)
-    }
-
-    fn has_generations(&self) -> bool {
-        self.solo.has_generations()
-    }
-
-    fn lease(&mut self, step: Step, samples: u64) -> Result<StepShare, LinkError> {
-        self.solo.lease(step, samples)
-    }
-
-    fn lease_ahead(&mut self, step: Step, samples: u64) -> Result<Option<StepShare>, LinkError> {
-        self.solo.lease_ahead(step, samples)
-    }
-
-    fn decided(&self, step: Step) -> Option<CacheDecision> {
-        self.solo.decided(step)
-    }
-
-    fn commands(&mut self) -> Commands {
-        Commands { stop: self.signal.load(Relaxed) != 0, ..self.solo.commands() }
-    }
-
-    fn wait_while_paused(&mut self) -> Result<(), LinkError> {
-        self.solo.wait_while_paused()
-    }
-
-    fn at(&mut self, phase: Phase, step: Step) {
-        self.solo.at(phase, step);
-    }
-
-    fn report(&mut self, report: Report) -> Result<(), LinkError> {
-        match &report {
+impl Follower for StepLog {
+    fn report(&mut self, report: &Report) -> Result<(), LinkError> {
+        match report {
             Report::Step(done)
                 if done.step.0.is_multiple_of(self.log_every) || done.step.0 + 1 == self.total_steps =>
             {
@@ -164,6 +124,10 @@ impl Link for LoggingLink {
             Report::HardwareFault(text) => tracing::warn!("{text}"),
             _ => {}
         }
-        self.solo.report(report)
+        Ok(())
+    }
+
+    fn stops(&self) -> bool {
+        self.signal.load(Relaxed) != 0
     }
 }

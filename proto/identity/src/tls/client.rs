@@ -71,7 +71,7 @@ impl Client {
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
         let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-        connected.map(Stream::tls).map_err(|error| explained(place, error))
+        connected.map(|stream| Stream::Right(Box::new(stream))).map_err(|error| explained(place, error))
     }
 
     /// What decides whether the server is the right one, and the name to ask for.

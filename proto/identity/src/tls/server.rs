@@ -59,7 +59,7 @@ impl Server {
         let stream = self.acceptor.accept(tcp).await.map_err(explained)?;
         let certificates = stream.get_ref().1.peer_certificates();
         let granted = certificates.and_then(<[_]>::first).map(|first| self.granted(first));
-        Ok((Stream::tls(stream), granted.unwrap_or_default()))
+        Ok((Stream::Right(Box::new(stream)), granted.unwrap_or_default()))
     }
 
     /// What the names of a certificate grant that COX_TLS_CA has issued.

@@ -79,12 +79,6 @@ impl Stats {
         Ok((!sums.is_empty()).then_some(Self(sums)))
     }
 
-    /// The statistics of `features` alone, in the layout of `stats.json`.
-    pub fn only<'a>(&self, features: impl IntoIterator<Item = &'a str>) -> Self {
-        let pick = |name: &str| Some((name.to_string(), self.0.get(name)?.clone()));
-        Self(features.into_iter().filter_map(pick).collect())
-    }
-
     /// The statistics of features whose values stand side by side, each with how many values it has; none
     /// where one of them has no statistics. A statistic that some feature lacks is left out, and of counts
     /// the first is taken.

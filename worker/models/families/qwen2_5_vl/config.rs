@@ -15,6 +15,7 @@ use crate::{
     pretrained::{config_file, error::ModelError, fields::Fields},
     two_towers::{
         embed::has_own_head,
+        reading::{check_widths, text_rope, vision_heads, vision_rope},
         sizes::{SpecialTokens, TextSizes},
     },
 };
@@ -90,11 +91,6 @@ impl VisionConfig {
     pub fn window_tokens(&self) -> usize {
         self.window_size / self.spatial_merge_size / self.patch_size
     }
-
-    /// Tokens that an image of this grid becomes.
-    pub fn image_tokens(&self, grid: [u32; 3]) -> usize {
-        grid.iter().map(|&side| side as usize).product::<usize>() / self.merge_unit()
-    }
 }
 
 /// `config.json`, checked.
@@ -140,13 +136,7 @@ impl QwenConfig {
             .object("vision_config")?
             .ok_or_else(|| root.error("vision_config", "missing; text-only checkpoints are not supported"))?;
         let vision = read_vision(&vision_fields)?;
-        if vision.out_hidden_size != text.hidden_size {
-            let problem = format!(
-                "{} contradicts the text model's hidden_size {}",
-                vision.out_hidden_size, text.hidden_size
-            );
-            return Err(vision_fields.error("out_hidden_size", problem));
-        }
+        check_widths(&vision_fields, vision.out_hidden_size, text.hidden_size)?;
         root.same_if_both("torch_dtype", "dtype")?;
         let tie_word_embeddings = root.bool("tie_word_embeddings")?.unwrap_or(false)
             || text_fields.bool("tie_word_embeddings")?.unwrap_or(false);
@@ -197,7 +187,7 @@ fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
             f.error("num_attention_heads", format!("heads of odd width {head_dim} cannot be rotated"))
         );
     }
-    let (rope_theta, mrope_section) = read_text_rope(f, head_dim)?;
+    let (theta, mrope_section) = text_rope(f, head_dim / 2, [16, 24, 24], "\"default\" or \"mrope\"")?;
     Ok(TextConfig {
         vocab_size: f.size("vocab_size")?,
         hidden_size,
@@ -207,7 +197,7 @@ fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
         num_kv_heads,
         head_dim,
         rms_norm_eps: f.positive("rms_norm_eps")?.unwrap_or(1e-5),
-        rope_theta,
+        rope_theta: theta.unwrap_or(1e6),
         mrope_section,
     })
 }
@@ -234,60 +224,11 @@ fn refuse_sliding_window(f: &Fields<'_>, num_layers: usize) -> Result<(), ModelE
     Ok(())
 }
 
-fn read_text_rope(f: &Fields<'_>, head_dim: usize) -> Result<(f64, [usize; 3]), ModelError> {
-    let parameters = f.object("rope_parameters")?;
-    let scaling = f.object("rope_scaling")?;
-    if let (Some(new), Some(old)) = (&parameters, &scaling) {
-        new.agree(old, &["mrope_section", "rope_theta"])?;
-    }
-    let mut theta = f.positive("rope_theta")?;
-    let mut section = None;
-    for rope in [&parameters, &scaling].into_iter().flatten() {
-        for kind in ["rope_type", "type"] {
-            if let Some(found) = rope.str(kind)?
-                && !["default", "mrope"].contains(&found)
-            {
-                let problem = format!(
-                    "{found:?}; expected \"default\" or \"mrope\": scaled rotary embeddings are not supported"
-                );
-                return Err(rope.error(kind, problem));
-            }
-        }
-        if let Some(nested) = rope.positive("rope_theta")? {
-            if theta.is_some_and(|outer| outer != nested) {
-                return Err(
-                    rope.error("rope_theta", format!("{nested} contradicts rope_theta at the outer level"))
-                );
-            }
-            theta = Some(nested);
-        }
-        section = section.or(rope.uints("mrope_section")?.map(|values| (rope.clone(), values)));
-    }
-    let (rope, values) = section.unwrap_or_else(|| (f.clone(), vec![16, 24, 24]));
-    let section: [usize; 3] = values
-        .try_into()
-        .map_err(|values| rope.error("mrope_section", format!("{values:?}; expected three numbers")))?;
-    if section.iter().sum::<usize>() != head_dim / 2 {
-        let problem = format!("{section:?} does not sum to half the head width, {}", head_dim / 2);
-        return Err(rope.error("mrope_section", problem));
-    }
-    Ok((theta.unwrap_or(1e6), section))
-}
-
 fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
     f.expect_str("hidden_act", "silu")?;
     f.same_if_both("in_channels", "in_chans")?;
     f.same_if_both("patch_size", "spatial_patch_size")?;
-    let hidden_size = f.size("hidden_size")?;
-    let num_heads = f.size("num_heads")?;
-    f.divides("num_heads", num_heads, "hidden_size", hidden_size)?;
-    let head_dim = hidden_size / num_heads;
-    if !head_dim.is_multiple_of(4) {
-        let problem = format!(
-            "heads of width {head_dim} cannot be rotated along two axes; the width must be divisible by 4"
-        );
-        return Err(f.error("num_heads", problem));
-    }
+    let [hidden_size, num_heads, head_dim] = vision_heads(f)?;
     let depth = f.size("depth")?;
     let full_attention_blocks = f.uints("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     if let Some(beyond) = full_attention_blocks.iter().find(|&&block| block >= depth) {
@@ -306,7 +247,7 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
         window_size: f.uint("window_size")?.unwrap_or(112),
         out_hidden_size: f.size("out_hidden_size")?,
         full_attention_blocks,
-        rope_theta: read_vision_rope(f)?,
+        rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
         return Err(f.error("patch_size", "sizes of patches, channels and merged squares must be positive"));
@@ -317,14 +258,4 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
         return Err(f.error("window_size", problem));
     }
     Ok(config)
-}
-
-fn read_vision_rope(f: &Fields<'_>) -> Result<f64, ModelError> {
-    let Some(rope) = f.object("rope_parameters")? else { return Ok(1e4) };
-    if let Some(found) = rope.str("rope_type")?
-        && found != "axial"
-    {
-        return Err(rope.error("rope_type", format!("{found:?}; expected \"axial\"")));
-    }
-    Ok(rope.positive("rope_theta")?.unwrap_or(1e4))
 }

@@ -116,13 +116,8 @@ impl<B: ModelBackend> VisionStem<B> for WindowStem<B> {
 
     fn load(loader: &mut Loader<'_, B>, config: &VisionConfig) -> Result<Self, ModelError> {
         let (d, side) = (config.hidden_size, config.patch_size);
-        // A convolution whose stride is its kernel is a linear map of the flattened patch.
-        let name = "model.visual.patch_embed.proj.weight";
         let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
-        let weight = match loader.trained(name, &kernel) {
-            Some(id) => BaseWeight::Trained(id),
-            None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
-        };
+        let weight = loader.convolution("model.visual.patch_embed.proj.weight", &kernel)?;
         Ok(Self {
             patch_embed: LoraLinear::new(weight, None, None),
             blocks: Stack::load(loader, config, config.depth)?,

@@ -15,6 +15,7 @@ use crate::{
     pretrained::{config_file, error::ModelError, fields::Fields},
     two_towers::{
         embed::has_own_head,
+        reading::{check_widths, text_rope, vision_heads, vision_rope},
         sizes::{SpecialTokens, TextSizes},
     },
 };
@@ -98,13 +99,7 @@ impl Qwen3VlConfig {
         };
         let (text_fields, vision_fields) = (part("text_config")?, part("vision_config")?);
         let (text, vision) = (read_text(&text_fields)?, read_vision(&vision_fields)?);
-        if vision.out_hidden_size != text.hidden_size {
-            let problem = format!(
-                "{} contradicts the text model's hidden_size {}",
-                vision.out_hidden_size, text.hidden_size
-            );
-            return Err(vision_fields.error("out_hidden_size", problem));
-        }
+        check_widths(&vision_fields, vision.out_hidden_size, text.hidden_size)?;
         if vision.deepstack_blocks.len() > text.num_layers {
             let problem = format!(
                 "{} blocks, but the text model has {} layers to add their outputs to",
@@ -140,7 +135,14 @@ fn read_text(f: &Fields<'_>) -> Result<TextSizes, ModelError> {
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(f.error("head_dim", format!("heads of width {head_dim} cannot be rotated")));
     }
-    let (rope_theta, rotary_axes) = read_text_rope(f, head_dim / 2)?;
+    let (theta, section) = text_rope(f, head_dim / 2, MROPE_SECTION, "\"default\"")?;
+    for rope in [f.object("rope_parameters")?, f.object("rope_scaling")?].into_iter().flatten() {
+        if rope.bool("mrope_interleaved")? == Some(false) {
+            return Err(
+                rope.error("mrope_interleaved", "false; Transformers interleaves the axes of this family")
+            );
+        }
+    }
     Ok(TextSizes {
         vocab_size: f.size("vocab_size")?,
         hidden_size: f.size("hidden_size")?,
@@ -152,53 +154,9 @@ fn read_text(f: &Fields<'_>) -> Result<TextSizes, ModelError> {
         rms_norm_eps: f.positive("rms_norm_eps")?.unwrap_or(1e-6),
         qkv_bias: false,
         head_norms: true,
-        rope_theta,
-        rotary_axes,
+        rope_theta: theta.unwrap_or(5e5),
+        rotary_axes: interleaved(section),
     })
-}
-
-/// Base of the rotary frequencies, and the axis of each of the `half` frequencies.
-fn read_text_rope(f: &Fields<'_>, half: usize) -> Result<(f64, Vec<usize>), ModelError> {
-    let (parameters, scaling) = (f.object("rope_parameters")?, f.object("rope_scaling")?);
-    if let (Some(new), Some(old)) = (&parameters, &scaling) {
-        new.agree(old, &["mrope_section", "rope_theta"])?;
-    }
-    let mut theta = f.positive("rope_theta")?;
-    let mut section = None;
-    for rope in [&parameters, &scaling].into_iter().flatten() {
-        for kind in ["rope_type", "type"] {
-            if let Some(found) = rope.str(kind)?
-                && !["default", "mrope"].contains(&found)
-            {
-                let problem =
-                    format!("{found:?}; expected \"default\": scaled rotary embeddings are not supported");
-                return Err(rope.error(kind, problem));
-            }
-        }
-        if rope.bool("mrope_interleaved")? == Some(false) {
-            return Err(
-                rope.error("mrope_interleaved", "false; Transformers interleaves the axes of this family")
-            );
-        }
-        if let Some(nested) = rope.positive("rope_theta")? {
-            if theta.is_some_and(|outer| outer != nested) {
-                return Err(
-                    rope.error("rope_theta", format!("{nested} contradicts rope_theta at the outer level"))
-                );
-            }
-            theta = Some(nested);
-        }
-        section = section.or(rope.uints("mrope_section")?.map(|values| (rope.clone(), values)));
-    }
-    let (rope, values) = section.unwrap_or_else(|| (f.clone(), MROPE_SECTION.to_vec()));
-    let section: [usize; 3] = values
-        .try_into()
-        .map_err(|values| rope.error("mrope_section", format!("{values:?}; expected three numbers")))?;
-    if section.iter().sum::<usize>() != half {
-        let problem = format!("{section:?} does not sum to half the head width, {half}");
-        return Err(rope.error("mrope_section", problem));
-    }
-    Ok((theta.unwrap_or(5e5), interleaved(section)))
 }
 
 /// The axis of each frequency: time, height and width in turn while height and width last, then time.
@@ -215,16 +173,7 @@ fn interleaved(section: [usize; 3]) -> Vec<usize> {
 fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     f.expect_str("hidden_act", "gelu_pytorch_tanh")?;
     f.same_if_both("in_channels", "in_chans")?;
-    let hidden_size = f.size("hidden_size")?;
-    let num_heads = f.size("num_heads")?;
-    f.divides("num_heads", num_heads, "hidden_size", hidden_size)?;
-    let head_dim = hidden_size / num_heads;
-    if !head_dim.is_multiple_of(4) {
-        let problem = format!(
-            "heads of width {head_dim} cannot be rotated along two axes; the width must be divisible by 4"
-        );
-        return Err(f.error("num_heads", problem));
-    }
+    let [hidden_size, num_heads, head_dim] = vision_heads(f)?;
     let depth = f.size("depth")?;
     let deepstack_blocks = f.uints("deepstack_visual_indexes")?.ok_or_else(|| {
         f.error(
@@ -256,20 +205,10 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
         position_side,
         out_hidden_size: f.size("out_hidden_size")?,
         deepstack_blocks,
-        rope_theta: read_vision_rope(f)?,
+        rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
         return Err(f.error("patch_size", "sizes of patches, channels and merged squares must be positive"));
     }
     Ok(config)
-}
-
-fn read_vision_rope(f: &Fields<'_>) -> Result<f64, ModelError> {
-    let Some(rope) = f.object("rope_parameters")? else { return Ok(1e4) };
-    if let Some(found) = rope.str("rope_type")?
-        && found != "axial"
-    {
-        return Err(rope.error("rope_type", format!("{found:?}; expected \"axial\"")));
-    }
-    Ok(rope.positive("rope_theta")?.unwrap_or(1e4))
 }

@@ -71,13 +71,8 @@ impl<B: ModelBackend> VisionStem<B> for DeepStackStem<B> {
 
     fn load(loader: &mut Loader<'_, B>, config: &DeepStackConfig) -> Result<Self, ModelError> {
         let (d, side) = (config.hidden_size, config.patch_size);
-        // A convolution whose stride is its kernel is a linear map of the flattened patch.
-        let name = "model.visual.patch_embed.proj.weight";
         let kernel = [d, config.in_channels, config.temporal_patch_size, side, side];
-        let weight = match loader.trained(name, &kernel) {
-            Some(id) => BaseWeight::Trained(id),
-            None => loader.flattened(name, &kernel, [d, config.patch_values()])?.into(),
-        };
+        let weight = loader.convolution("model.visual.patch_embed.proj.weight", &kernel)?;
         let bias = loader.gain("model.visual.patch_embed.proj.bias", d)?;
         let (name, shape) = ("model.visual.pos_embed.weight", [config.position_side.pow(2), d]);
         let positions_ed = match loader.trained_table(name, shape) {

@@ -14,14 +14,7 @@
 //! what its `lora_dropout` says, by these words of the tokens (`kernels::dropout`). It is the pass of
 //! training, not one of its own.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
-
-use burn::tensor::Tensor;
 use coxswain_nn::{
-    files,
     kernels::{
         Tape,
         flat::{Flat, FlatOn},
@@ -32,7 +25,6 @@ use coxswain_nn::{
     recompute::Retention,
 };
 use coxswain_proto::run_spec::Recompute;
-use safetensors::{Dtype, tensor::TensorView};
 
 use super::{
     config::T5Config,
@@ -43,7 +35,7 @@ use super::{
     pass::T5Run,
 };
 use crate::{
-    pretrained::{error::ModelError, job::ForwardJob, trains::Trains},
+    pretrained::{error::ModelError, job::ForwardJob, results::Results, trains::Trains},
     text_to_text::Texts,
 };
 
@@ -74,7 +66,7 @@ struct Comparison<'a, B: Tape<Base = B>> {
 }
 
 impl<B: Tape<Base = B>> Comparison<'_, B> {
-    fn results(&self) -> SeqResults {
+    fn results(&self) -> Results {
         let Self { model, inputs, trainables } = self;
         let SeqInputs { batch, source, seen, target, targets, dropout_rows } = inputs;
         let texts = Texts { batch: *batch, source, seen, target };
@@ -83,7 +75,7 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let retention = Retention::in_float32(Recompute::None);
         let run = T5Run { model, context: &context, trainables, retention };
         let axes = |ids: &[u32], width| vec![*batch, ids.len() / batch, width];
-        let mut results = SeqResults::default();
+        let mut results = Results::default();
         let (hidden_nd, trace) = run.forward(&texts, &mut |_| {});
         let memory = trace.memory().clone();
         results.tensor("encoder_last_hidden_state", memory, axes(source, model.config.d_model));
@@ -95,45 +87,16 @@ impl<B: Tape<Base = B>> Comparison<'_, B> {
         let found = model.predict(trainables, hidden_nd, targets, grads);
         let count = found.rows.len() as f64;
         let loss = found.rows.iter().map(|[loss, _]| f64::from(*loss)).sum::<f64>() / count;
-        results.floats("loss", vec![loss as f32], vec![]);
+        results.floats("loss", &[loss as f32], vec![]);
         if let Some(dhidden_nd) = found.dhidden {
             // Of the losses' sum, as the head's own gradient is by now.
             run.backward(trace, dhidden_nd, &mut flat, &mut |_| {});
             for param in layout.params() {
                 let sums = flat.values().read(param.range());
-                let means = sums.iter().map(|sum| sum / count as f32).collect();
-                results.floats(&format!("grad.{}", param.name), means, param.shape.clone());
+                let means: Vec<f32> = sums.iter().map(|sum| sum / count as f32).collect();
+                results.floats(&format!("grad.{}", param.name), &means, param.shape.clone());
             }
         }
         results
-    }
-}
-
-/// Named tensors to be written.
-#[derive(Default)]
-struct SeqResults(BTreeMap<String, (Vec<usize>, Vec<u8>)>);
-
-impl SeqResults {
-    fn tensor<T: Tape>(&mut self, name: &str, tensor: Tensor<T, 2>, shape: Vec<usize>) {
-        let values = tensor.into_data().convert::<f32>().into_vec::<f32>().expect("converted to f32");
-        self.floats(name, values, shape);
-    }
-
-    fn floats(&mut self, name: &str, values: Vec<f32>, shape: Vec<usize>) {
-        self.0.insert(name.into(), (shape, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
-    }
-
-    fn write(&self, out: &Path) -> Result<(), ModelError> {
-        let views = self.0.iter().map(|(name, (shape, bytes))| {
-            let view = TensorView::new(Dtype::F32, shape.clone(), bytes)
-                .expect("shapes were taken from the tensors");
-            (name.as_str(), view)
-        });
-        let bytes = safetensors::serialize(views, None).expect("views of owned tensors always serialize");
-        files::replace(out, |staged| std::fs::write(staged, &bytes)).map_err(|source| ModelError::Io {
-            path: PathBuf::from(out),
-            source,
-            remedy: "check that the directory exists, is writable, and has space",
-        })
     }
 }

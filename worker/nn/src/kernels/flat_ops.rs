@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Tensor, backend::Backend};
 
 use super::flat::{
-    FlatOn, Gradient, RowGradients, Run,
+    FlatOn, Gradient, RowGradients, Run, adamw,
     tensors::{self, Origins, Updates},
 };
 
@@ -50,6 +50,6 @@ pub trait FlatOps: Backend {
         from: Origins,
         runs: &[Run],
     ) -> Updates<Self> {
-        runs.iter().fold(state, |state, run| tensors::adamw(state, grads, from, run))
+        runs.iter().fold(state, |state, run| adamw::update_tensors(state, grads, from, run))
     }
 }

@@ -119,13 +119,13 @@ pub(super) fn reduce_scatter(comm: &mut dyn Collective) -> CheckResult {
     for len in LENGTHS {
         let all = of_all(world, len * world);
         let own = len * rank..len * (rank + 1);
-        let (mut input, mut output) = (all[rank].clone(), vec![f32::NAN; len]);
-        comm.reduce_scatter(BufMut::F32(&mut input), BufMut::F32(&mut output), Reduce::Sum)?;
-        hold!(output == reduced(&all, |a, b| a + b)[own.clone()], "{len} of float32");
+        let mut buffer = all[rank].clone();
+        comm.reduce_scatter_in_place(BufMut::F32(&mut buffer), Reduce::Sum)?;
+        hold!(buffer[own.clone()] == reduced(&all, |a, b| a + b)[own.clone()], "{len} of float32");
         let all: Vec<_> = all.iter().map(|values| doubles(values)).collect();
-        let (mut input, mut output) = (all[rank].clone(), vec![f64::NAN; len]);
-        comm.reduce_scatter(BufMut::F64(&mut input), BufMut::F64(&mut output), Reduce::Max)?;
-        hold!(output == reduced(&all, f64::max)[own], "{len} of float64");
+        let mut buffer = all[rank].clone();
+        comm.reduce_scatter_in_place(BufMut::F64(&mut buffer), Reduce::Max)?;
+        hold!(buffer[own.clone()] == reduced(&all, f64::max)[own], "{len} of float64");
     }
     Ok(true)
 }
@@ -222,8 +222,8 @@ pub(super) fn halves(comm: &mut dyn Collective) -> CheckResult {
         let mut output = vec![nothing; len * world];
         comm.all_gather(Buf::Bf16(&all[rank]), BufMut::Bf16(&mut output))?;
         hold!(output == all.concat(), "all-gather of shards of {len}");
-        let (mut whole, mut part) = (output, vec![nothing; len]);
-        comm.reduce_scatter(BufMut::Bf16(&mut whole), BufMut::Bf16(&mut part), Reduce::Max)?;
+        comm.reduce_scatter_in_place(BufMut::Bf16(&mut output), Reduce::Max)?;
+        let mut part = output[len * rank..len * (rank + 1)].to_vec();
         hold!(part == all[rank], "maximum of {len}");
         comm.broadcast(BufMut::Bf16(&mut part), Rank(0))?;
         hold!(part == all[0], "broadcast of {len}");
@@ -324,11 +324,10 @@ pub(super) fn mixed(comm: &mut dyn Collective) -> CheckResult {
 
 pub(super) fn wrong_lengths(comm: &mut dyn Collective) -> CheckResult {
     let world = comm.world();
-    let (mut whole, mut part, mut doubles) = (vec![0.0f32; 4 * world], vec![0.0f32; 5], vec![0.0f64; 4]);
+    let mut whole = vec![0.0f32; 4 * world];
     let refusals = [
-        comm.reduce_scatter(BufMut::F32(&mut whole), BufMut::F32(&mut part), Reduce::Sum),
-        comm.all_gather(Buf::F32(&part), BufMut::F32(&mut whole)),
-        comm.reduce_scatter(BufMut::F32(&mut whole), BufMut::F64(&mut doubles), Reduce::Sum),
+        comm.all_gather(Buf::F32(&[0.0; 5]), BufMut::F32(&mut whole)),
+        comm.all_gather(Buf::F64(&[0.0; 4]), BufMut::F32(&mut whole)),
         comm.broadcast(BufMut::F32(&mut whole), Rank(world as u32)),
     ];
     for refusal in refusals {

@@ -81,20 +81,6 @@ pub(super) fn combine<T: Element>(reduce: Reduce, own: &mut [T], other: &[T]) {
     );
 }
 
-/// `out = own (+) other`, element by element.
-pub(super) fn combine_to<T: Element>(reduce: Reduce, own: &[T], other: &[T], out: &mut [T]) {
-    vectorised(
-        #[inline(always)]
-        || {
-            let triples = out.iter_mut().zip(own.iter().zip(other));
-            match reduce {
-                Reduce::Sum => triples.for_each(|(o, (a, b))| *o = a.plus(*b)),
-                Reduce::Max => triples.for_each(|(o, (a, b))| *o = a.larger(*b)),
-            }
-        },
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

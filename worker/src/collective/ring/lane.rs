@@ -16,24 +16,21 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::shared::{Reader, Writer};
 
-/// To the next rank.
+/// A direction to or from a neighbour, with its end of shared memory if there is any.
 #[derive(Debug)]
-pub(super) struct Outbound {
+pub(super) struct Lane<S> {
     socket: Arc<TcpStream>,
-    shared: Option<Writer>,
+    shared: Option<S>,
     ended: Option<io::Error>,
 }
 
-/// From the previous rank.
-#[derive(Debug)]
-pub(super) struct Inbound {
-    socket: Arc<TcpStream>,
-    shared: Option<Reader>,
-    ended: Option<io::Error>,
-}
+/// The lane to the next rank.
+pub(super) type Outbound = Lane<Writer>;
+/// The lane from the previous rank.
+pub(super) type Inbound = Lane<Reader>;
 
-impl Outbound {
-    pub fn new(socket: Arc<TcpStream>, shared: Option<Writer>) -> Self {
+impl<S> Lane<S> {
+    pub fn new(socket: Arc<TcpStream>, shared: Option<S>) -> Self {
         Self { socket, shared, ended: None }
     }
 
@@ -43,6 +40,41 @@ impl Outbound {
         self.shared.is_some()
     }
 
+    /// Whether the neighbour has closed its side. On a socket that carries data a byte that is waiting is the
+    /// beginning of a later collective: its sender was alive then, and the neighbour on the sender's other
+    /// side will notice if it has died since.
+    pub fn has_ended(&mut self) -> bool {
+        if self.shared.is_some() {
+            self.hear();
+            return self.ended.is_some();
+        }
+        match self.socket.peek(&mut [0]) {
+            Ok(count) => count == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+
+    /// What to wait for: `data`, or where memory is shared to be woken; nothing if it can move by now.
+    fn awaits(
+        &self,
+        data: PollFlags,
+        may_sleep: impl Fn(&S) -> io::Result<bool>,
+    ) -> io::Result<Option<PollFlags>> {
+        match &self.shared {
+            None => Ok(Some(data)),
+            Some(shared) => Ok(may_sleep(shared)?.then_some(PollFlags::POLLIN)),
+        }
+    }
+
+    /// Takes wake-up calls off the socket; keeps the error if that is all that will come.
+    fn hear(&mut self) {
+        if self.shared.is_some() && self.ended.is_none() {
+            self.ended = heard(&self.socket);
+        }
+    }
+}
+
+impl Outbound {
     /// Writes what goes now; 0 if nothing does.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Some(shared) = &mut self.shared else { return now((&*self.socket).write(bytes)) };
@@ -56,32 +88,9 @@ impl Outbound {
         }
         Ok(count)
     }
-
-    /// Whether the neighbour has closed its side.
-    pub fn has_ended(&mut self) -> bool {
-        has_ended(&self.socket, self.shared.is_some(), &mut self.ended)
-    }
-
-    /// What to wait for; nothing if there is room by now.
-    fn awaits(&self) -> io::Result<Option<PollFlags>> {
-        match &self.shared {
-            None => Ok(Some(PollFlags::POLLOUT)),
-            Some(shared) => Ok(shared.may_sleep()?.then_some(PollFlags::POLLIN)),
-        }
-    }
 }
 
 impl Inbound {
-    pub fn new(socket: Arc<TcpStream>, shared: Option<Reader>) -> Self {
-        Self { socket, shared, ended: None }
-    }
-
-    /// Whether it comes through memory.
-    #[cfg(test)]
-    pub fn is_shared(&self) -> bool {
-        self.shared.is_some()
-    }
-
     /// Copies what is there now without taking it; 0 if nothing is, or nothing will come any more.
     pub fn peek(&self, bytes: &mut [u8]) -> usize {
         let seen = match &self.shared {
@@ -113,29 +122,17 @@ impl Inbound {
             }
         }
     }
-
-    /// Whether the neighbour has closed its side.
-    pub fn has_ended(&mut self) -> bool {
-        has_ended(&self.socket, self.shared.is_some(), &mut self.ended)
-    }
-
-    fn awaits(&self) -> io::Result<Option<PollFlags>> {
-        match &self.shared {
-            None => Ok(Some(PollFlags::POLLIN)),
-            Some(shared) => Ok(shared.may_sleep()?.then_some(PollFlags::POLLIN)),
-        }
-    }
 }
 
 /// Sleeps until one of the given lanes can move, or is at its end.
-pub(super) fn sleep(mut next: Option<&mut Outbound>, mut previous: Option<&mut Inbound>) -> io::Result<()> {
+pub(super) fn sleep(next: Option<&mut Outbound>, previous: Option<&mut Inbound>) -> io::Result<()> {
     let mut sockets = Vec::with_capacity(2);
     if let Some(lane) = &next {
-        let Some(flags) = lane.awaits()? else { return Ok(()) };
+        let Some(flags) = lane.awaits(PollFlags::POLLOUT, Writer::may_sleep)? else { return Ok(()) };
         sockets.push(PollFd::new(lane.socket.as_fd(), flags));
     }
     if let Some(lane) = &previous {
-        let Some(flags) = lane.awaits()? else { return Ok(()) };
+        let Some(flags) = lane.awaits(PollFlags::POLLIN, Reader::may_sleep)? else { return Ok(()) };
         sockets.push(PollFd::new(lane.socket.as_fd(), flags));
     }
     match poll(&mut sockets, PollTimeout::NONE) {
@@ -143,27 +140,13 @@ pub(super) fn sleep(mut next: Option<&mut Outbound>, mut previous: Option<&mut I
         Err(error) => return Err(error.into()),
     }
     drop(sockets);
-    if let Some(lane) = next.as_mut().filter(|lane| lane.shared.is_some() && lane.ended.is_none()) {
-        lane.ended = heard(&lane.socket);
+    if let Some(lane) = next {
+        lane.hear();
     }
-    if let Some(lane) = previous.as_mut().filter(|lane| lane.shared.is_some() && lane.ended.is_none()) {
-        lane.ended = heard(&lane.socket);
+    if let Some(lane) = previous {
+        lane.hear();
     }
     Ok(())
-}
-
-/// Whether a socket is at its end. On one that carries data a byte that is waiting is the beginning of a
-/// later collective: its sender was alive then, and the neighbour on the sender's other side will notice if
-/// it has died since.
-fn has_ended(socket: &TcpStream, shared: bool, ended: &mut Option<io::Error>) -> bool {
-    if shared {
-        *ended = ended.take().or_else(|| heard(socket));
-        return ended.is_some();
-    }
-    match socket.peek(&mut [0]) {
-        Ok(count) => count == 0,
-        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
-    }
 }
 
 /// Takes wake-up calls off a socket; the error if that is all that will come.

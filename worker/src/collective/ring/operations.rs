@@ -13,7 +13,7 @@ use super::{
 };
 use crate::collective::{
     AbortHandle, Buf, BufMut, Collective, CollectiveError, Cuts, Progress, Reduce, check_distance,
-    check_root, chunk, size_error, through_host,
+    check_root, chunk, through_host,
 };
 
 /// An all-reduce is small if everybody's values together have at most this many bytes.
@@ -47,16 +47,12 @@ impl Ring {
     fn reduce_scatter_of<T: Element>(
         &mut self,
         buffer: &mut [T],
-        output: &mut [T],
         cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), CollectiveError> {
         let (rank, length) = (self.rank, buffer.len());
         let call = Call { operation: Operation::ReduceScatter, reduce: Some(reduce), root: 0, length };
-        if self.world == 1 && !output.is_empty() {
-            output.copy_from_slice(buffer);
-        }
-        self.run(&call, &mut plan::reduce_scatter(buffer, output, cuts, rank))
+        self.run(&call, &mut plan::reduce_scatter(buffer, cuts, rank))
     }
 
     fn all_gather_of<T: Element>(&mut self, buffer: &mut [T], cuts: &Cuts) -> Result<(), CollectiveError> {
@@ -124,24 +120,6 @@ impl Collective for Ring {
         of_elements!(self.all_reduce(buffer, reduce) => all_reduce_of(reduce))
     }
 
-    fn reduce_scatter(
-        &mut self,
-        input: BufMut<'_>,
-        output: BufMut<'_>,
-        reduce: Reduce,
-    ) -> Result<(), CollectiveError> {
-        self.check("reduce_scatter", input.as_buf(), output.as_buf())?;
-        let cuts = Cuts::equal(input.len(), self.world);
-        match (input, output) {
-            (BufMut::Bf16(input), BufMut::Bf16(output)) => {
-                self.reduce_scatter_of(input, output, &cuts, reduce)
-            }
-            (BufMut::F32(input), BufMut::F32(output)) => self.reduce_scatter_of(input, output, &cuts, reduce),
-            (BufMut::F64(input), BufMut::F64(output)) => self.reduce_scatter_of(input, output, &cuts, reduce),
-            (input, output) => Err(size_error("reduce_scatter", input.as_buf(), output.as_buf())),
-        }
-    }
-
     fn all_gather(&mut self, shard: Buf<'_>, mut output: BufMut<'_>) -> Result<(), CollectiveError> {
         self.check("all_gather", output.as_buf(), shard)?;
         output.put("all_gather", chunk(output.len(), self.world, self.rank), shard)?;
@@ -154,7 +132,7 @@ impl Collective for Ring {
         cuts: &Cuts,
         reduce: Reduce,
     ) -> Result<(), CollectiveError> {
-        of_elements!(self.reduce_scatter_parts(buffer, cuts, reduce) => reduce_scatter_of(&mut [], cuts, reduce))
+        of_elements!(self.reduce_scatter_parts(buffer, cuts, reduce) => reduce_scatter_of(cuts, reduce))
     }
 
     fn all_gather_parts(&mut self, buffer: BufMut<'_>, cuts: &Cuts) -> Result<(), CollectiveError> {

@@ -26,15 +26,11 @@ pub(super) enum Action {
     Store,
     /// Combine them with what is there.
     Reduce,
-    /// Combine them with what is there, into the output buffer.
-    ReduceToOutput,
 }
 
 /// One collective of one rank: what it sends and what it receives.
 pub(super) struct Plan<'a, T> {
     pub buffer: &'a mut [T],
-    /// Where [`Action::ReduceToOutput`] goes; as long as that span.
-    pub output: &'a mut [T],
     /// Spans of `buffer`, in the order in which they go out; `None` sends nothing, not even a header.
     pub send: Option<Vec<Range<usize>>>,
     /// Spans of `buffer`, in the order in which they come in.
@@ -43,27 +39,18 @@ pub(super) struct Plan<'a, T> {
     pub head: usize,
 }
 
-/// `buffer` is cut into the parts of `cuts`; the reduction of this rank's goes to `output`, or stays in
-/// `buffer` if `output` is empty.
-pub(super) fn reduce_scatter<'a, T>(
-    buffer: &'a mut [T],
-    output: &'a mut [T],
-    cuts: &Cuts,
-    rank: usize,
-) -> Plan<'a, T> {
-    let (send, mut receive) = reduce_rounds(cuts, rank);
-    if let (Some((_, action)), false) = (receive.last_mut(), output.is_empty()) {
-        *action = Action::ReduceToOutput;
-    }
+/// `buffer` is cut into the parts of `cuts`; the reduction of this rank's ends in its place.
+pub(super) fn reduce_scatter<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize) -> Plan<'a, T> {
+    let (send, receive) = reduce_rounds(cuts, rank);
     let head = send.first().map_or(0, Range::len);
-    Plan { buffer, output, send: Some(send), receive: Some(receive), head }
+    Plan { buffer, send: Some(send), receive: Some(receive), head }
 }
 
 /// `buffer` is cut into the parts of `cuts`; this rank brings its own.
 pub(super) fn all_gather<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize) -> Plan<'a, T> {
     let (send, receive) = gather_rounds(cuts, rank);
     let head = send.first().map_or(0, Range::len);
-    Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
+    Plan { buffer, send: Some(send), receive: Some(receive), head }
 }
 
 /// `buffer` is cut into the parts of `cuts`; this rank brings its own and takes that of the rank `distance`
@@ -73,7 +60,7 @@ pub(super) fn shift<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize, distan
     send.truncate(distance);
     receive.truncate(distance);
     let head = send.first().map_or(0, Range::len);
-    Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
+    Plan { buffer, send: Some(send), receive: Some(receive), head }
 }
 
 /// Reduce-scatter and all-gather as one stream.
@@ -83,7 +70,7 @@ pub(super) fn all_reduce<'a, T>(buffer: &'a mut [T], cuts: &Cuts, rank: usize) -
     let (gather_send, gather_receive) = gather_rounds(cuts, rank);
     send.extend(gather_send);
     receive.extend(gather_receive);
-    Plan { buffer, output: &mut [], send: Some(send), receive: Some(receive), head }
+    Plan { buffer, send: Some(send), receive: Some(receive), head }
 }
 
 /// From `root` all the way round to the rank before it.
@@ -95,7 +82,6 @@ pub(super) fn broadcast<T>(buffer: &mut [T], world: usize, rank: usize, root: us
         send: (rank != last).then(|| vec![all.clone()]),
         receive: (rank != root).then(|| vec![(all, Action::Store)]),
         buffer,
-        output: &mut [],
     }
 }
 
@@ -131,7 +117,7 @@ mod tests {
             for rank in 0..world {
                 let (mut buffer, cuts) = (vec![0.0f32; 29], Cuts::equal(29, world));
                 let mut plans = vec![
-                    reduce_scatter(&mut buffer.clone(), &mut [], &cuts, rank).spans(),
+                    reduce_scatter(&mut buffer.clone(), &cuts, rank).spans(),
                     all_gather(&mut buffer.clone(), &cuts, rank).spans(),
                     all_reduce(&mut buffer, &cuts, rank).spans(),
                 ];

@@ -18,7 +18,7 @@
 use std::io;
 
 use super::{
-    element::{Element, combine, combine_to},
+    element::{Element, combine},
     lane::{Inbound, Outbound, sleep},
     plan::{Action, Plan},
     wire::{HEADER, Header},
@@ -268,13 +268,7 @@ impl IncomingStream {
             // Aligned: the scratch buffer is, headers are 32 bytes, and reductions consume whole elements.
             let other: &[T] = bytemuck::cast_slice(&scratch[from..from + whole]);
             let begin = self.offset / size_of::<T>();
-            let own = &mut plan.buffer[span][begin..begin + other.len()];
-            match action {
-                Action::ReduceToOutput => {
-                    combine_to(self.reduce, own, other, &mut plan.output[begin..begin + other.len()])
-                }
-                _ => combine(self.reduce, own, other),
-            }
+            combine(self.reduce, &mut plan.buffer[span][begin..begin + other.len()], other);
             (self.offset, self.done, from) = (self.offset + whole, self.done + whole, from + whole);
         }
         scratch.copy_within(from..self.pending, 0);

@@ -72,10 +72,6 @@ impl Batch for SegmentBatch {
         &self.indices
     }
 
-    fn tokens(&self) -> u64 {
-        self.cells() as u64
-    }
-
     fn cells(&self) -> usize {
         self.indices.len() * self.frames
     }

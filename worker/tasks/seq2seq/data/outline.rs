@@ -14,7 +14,7 @@ use super::table::{Pair, Table};
 use crate::{
     holdout::trained,
     seq2seq::config::{PairData, Seq2SeqSettings},
-    settings::{checked, unread},
+    settings::unread,
     tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
 };
 
@@ -35,8 +35,11 @@ pub struct PairOutline {
 
 impl PairOutline {
     /// Reads the run's pairs, and of its checkpoint what sizes depend on.
-    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::from_spec(spec))?;
+    pub fn from_settings(
+        spec: &RunSpec,
+        Seq2SeqSettings { model, data, .. }: &Seq2SeqSettings,
+        models: Shelf<Sizes>,
+    ) -> Result<Self, DataError> {
         let model = &directory::outline(&model.path)?;
         let table = Table::read_file(Path::new(&spec.data.path), [&data.source, &data.target])?;
         let pairs = trained(table.len(), data.holdout_every);
@@ -52,7 +55,7 @@ impl PairOutline {
         let estimated = tokenizer.is_none() || (looked_at.len() as u64) < table.len();
         let mut outline = Self { tokenizer_bytes, estimated, pairs, ..Self::default() };
         for index in looked_at {
-            let lengths = lengths(&table.pair(index)?, &data, tokenizer.as_deref());
+            let lengths = lengths(&table.pair(index)?, data, tokenizer.as_deref());
             let [source, target] = lengths.map_err(|fault| table.fault(index, fault))?;
             outline.source = outline.source.max(source);
             outline.target = outline.target.max(target);

@@ -136,10 +136,6 @@ impl Batch for ChatBatch {
         &self.indices
     }
 
-    fn tokens(&self) -> u64 {
-        self.input_ids.len() as u64
-    }
-
     fn cells(&self) -> usize {
         self.input_ids.len()
     }

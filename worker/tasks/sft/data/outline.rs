@@ -19,7 +19,7 @@ use coxswain_proto::run_spec::RunSpec;
 
 use super::{images::ChatImage, opening::open, reader, source::ChatSource};
 use crate::{
-    settings::{checked, unread},
+    settings::unread,
     sft::config::SftSettings,
     tokens::outline::{SMALL_TOKENIZER, estimated, looked_at},
 };
@@ -53,8 +53,11 @@ pub struct ChatOutline {
 impl ChatOutline {
     /// Reads the run's chats, the headers of their images, and of its checkpoint what sizes depend on. A chat
     /// of which an image cannot be read does not count, unless there is no other.
-    pub fn from_spec(spec: &RunSpec, models: Shelf<Sizes>) -> Result<Self, DataError> {
-        let settings = checked(SftSettings::from_spec(spec))?;
+    pub fn from_settings(
+        spec: &RunSpec,
+        settings: &SftSettings,
+        models: Shelf<Sizes>,
+    ) -> Result<Self, DataError> {
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&settings.model.path)?);
         let source = open(path, &settings.data)?;
         let family = models.vision_language.of(model).map_err(unread)?;

@@ -315,7 +315,9 @@ fn the_size_that_a_chat_asks_for_an_image_is_obeyed_within_the_bounds_of_the_run
     assert_ne!(shapes[0], [1, 2, 2]);
     assert_eq!((shapes[1], shapes[2]), ([1, 2, 2], [1, 4, 6]));
     assert!(shapes[3][1] * shapes[3][2] <= 4 * 8, "{shapes:?}");
-    let outline = ChatOutline::from_spec(&spec(&path, &bounds), shelf()).expect("sound");
+    let spec = spec(&path, &bounds);
+    let settings = SftSettings::from_spec(&spec).expect("its own");
+    let outline = ChatOutline::from_settings(&spec, &settings, shelf()).expect("sound");
     assert!(shapes.contains(&outline.images[0]), "{:?}", outline.images);
     let error = refused(&[with(r#", "resized_height": 56"#)]);
     assert!(error.contains("one of `resized_height` and `resized_width`; give both"), "{error}");

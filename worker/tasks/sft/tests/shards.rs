@@ -64,7 +64,11 @@ fn packed_chats_are_the_chats_of_the_file_bit_for_bit() {
     }
     let told = packed.describe().expect("sound")[0].1.clone();
     assert!(told.starts_with("240 chats in 3 shards, ") && told.ends_with("one of 6 held out"), "{told}");
-    let predicted = |path: &Path| ChatOutline::from_spec(&spec(path, &[]), shelf()).expect("sound");
+    let predicted = |path: &Path| {
+        let spec = spec(path, &[]);
+        let settings = SftSettings::from_spec(&spec).expect("its own");
+        ChatOutline::from_settings(&spec, &settings, shelf()).expect("sound")
+    };
     assert_eq!(predicted(&shards), predicted(&file));
 }
 

@@ -71,10 +71,6 @@ impl Batch for ImageBatch {
         &self.indices
     }
 
-    fn tokens(&self) -> u64 {
-        self.cells() as u64
-    }
-
     fn cells(&self) -> usize {
         self.indices.len() * self.positions
     }

@@ -123,6 +123,28 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// So many rows of these tokens, images and sizes, with zeros for values and without pixels: megabytes a
+    /// row, which nothing reads where only sizes count.
+    pub fn of_zeros(rows: usize, ids: &[u32], images: &[ImageShape], dims: SampleDims) -> Self {
+        let floats = |each: usize| vec![0.0; rows * each];
+        Self {
+            step: Step(1),
+            sample_indices: (0..rows as u64).collect(),
+            valid: vec![0..ids.len() as u32; rows],
+            seq_len: ids.len(),
+            input_ids: ids.repeat(rows),
+            pixel_values: Vec::new(),
+            image_shapes: images.repeat(rows),
+            images_per_row: vec![images.len() as u32; rows],
+            state: floats(dims.state),
+            sensor: floats(dims.sensor_window * dims.sensor_channels),
+            actions: floats(dims.horizon * dims.action),
+            action_widths: vec![dims.action; rows],
+            action_valid: vec![1.0; rows * dims.horizon],
+            features: None,
+        }
+    }
+
     /// Rows in the batch.
     pub fn len(&self) -> usize {
         self.sample_indices.len()

@@ -12,13 +12,17 @@
 //!
 //! The first four are what `cox model forward` reads. The header names index, episode, frame and data set.
 
-use std::{collections::HashMap, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use coxswain_proto::run_spec::RunSpec;
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::Dtype;
 
 use super::{dataset::Dataset, mixture::Mixture, run_data::RunData};
-use crate::{settings::checked, vla_flow::config::VlaSettings};
+use crate::{
+    sample_file::{row, tensor, write},
+    settings::checked,
+    vla_flow::config::VlaSettings,
+};
 use coxswain_data::DataError;
 use coxswain_models::Shelf;
 use coxswain_nn::kernels::sizes::Sizes;
@@ -41,49 +45,31 @@ pub fn write_sample(spec: &RunSpec, models: Shelf<Sizes>, index: u64, out: &Path
     let (seq, images) = (ids.len(), sample.image_shapes.len());
     let patches: usize = sample.image_shapes.iter().map(|g| g.iter().product::<u32>() as usize).sum();
     let columns = sample.pixel_values.len() / patches.max(1);
-    let ones = vec![1i64; seq];
-    let mut tensors: Vec<(&str, Dtype, Vec<usize>, &[u8])> = vec![
-        ("input_ids", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ids)),
-        ("attention_mask", Dtype::I64, vec![1, seq], bytemuck::cast_slice(&ones)),
-        ("pixel_values", Dtype::F32, vec![patches, columns], bytemuck::cast_slice(&sample.pixel_values[..])),
-        ("image_grid_thw", Dtype::I64, vec![images, 3], bytemuck::cast_slice(&shapes)),
-        ("state", Dtype::F32, vec![dims.state], bytemuck::cast_slice(&sample.state)),
-        ("actions", Dtype::F32, vec![dims.horizon, dims.action], bytemuck::cast_slice(&sample.actions)),
-        ("action_is_pad", Dtype::BOOL, vec![dims.horizon], &is_pad),
-    ];
+    let mask = vec![1; seq];
+    let floats = |shape, values| tensor(Dtype::F32, shape, bytemuck::cast_slice::<f32, u8>(values));
+    let mut tensors = BTreeMap::from([
+        ("input_ids", row(&ids)),
+        ("attention_mask", row(&mask)),
+        ("pixel_values", floats(vec![patches, columns], &sample.pixel_values[..])),
+        ("image_grid_thw", tensor(Dtype::I64, vec![images, 3], bytemuck::cast_slice(&shapes))),
+        ("state", floats(vec![dims.state], &sample.state)),
+        ("actions", floats(vec![dims.horizon, dims.action], &sample.actions)),
+        ("action_is_pad", tensor(Dtype::BOOL, vec![dims.horizon], &is_pad)),
+    ]);
     if !sample.sensor.is_empty() {
-        let shape = vec![dims.sensor_window, dims.sensor_channels];
-        tensors.push(("sensor", Dtype::F32, shape, bytemuck::cast_slice(&sample.sensor)));
+        tensors.insert("sensor", floats(vec![dims.sensor_window, dims.sensor_channels], &sample.sensor));
     }
     let frame_is_pad = sample.frame_is_pad(&settings.observation);
     let frame_is_pad: Vec<u8> = frame_is_pad.into_iter().map(u8::from).collect();
     if let [_, _, ..] = frame_is_pad[..] {
-        tensors.push(("observation_is_pad", Dtype::BOOL, vec![frame_is_pad.len()], &frame_is_pad));
+        let mask = tensor(Dtype::BOOL, vec![frame_is_pad.len()], &frame_is_pad);
+        tensors.insert("observation_is_pad", mask);
     }
-    let views = tensors.into_iter().map(|(name, dtype, shape, bytes)| {
-        (name, TensorView::new(dtype, shape, bytes).expect("shapes are taken from the values"))
-    });
     let header = [
         ("index", sample.index.to_string()),
         ("episode", sample.episode.to_string()),
         ("frame", sample.frame.to_string()),
         ("fingerprint", fingerprint.to_string()),
     ];
-    let header: HashMap<String, String> = header.map(|(k, v)| (k.to_string(), v)).into();
-    let bytes = safetensors::serialize(views, Some(header))
-        .map_err(|e| DataError::invalid(out, "(file)", e.to_string(), "report this sample"))?;
-    publish(out, &bytes)
-}
-
-/// Writes a file that appears whole or not at all.
-fn publish(out: &Path, bytes: &[u8]) -> Result<(), DataError> {
-    let mut name = out.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = out.with_file_name(name);
-    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, out));
-    written.map_err(|e| {
-        // The first failure is the one to tell; a leftover that cannot be removed either is secondary.
-        let _ = std::fs::remove_file(&partial);
-        DataError::io(out, "write")(e)
-    })
+    write(out, tensors, Some(header.map(|(key, value)| (key.to_owned(), value)).into()))
 }

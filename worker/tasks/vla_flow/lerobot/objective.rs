@@ -33,7 +33,7 @@ use crate::{
         config::VlaSettings,
         data::{CameraInput, Dataset, MicroBatch, PolicyFile, SampleDims},
         examples::examples,
-        measures::{MEASURES, denormalize, evaluated, parts, run_data},
+        measures::{MEASURES, evaluated, parts, run_data},
         policy::PolicyError,
     },
 };
@@ -72,8 +72,8 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
         let settings = VlaSettings::from_spec(spec).map_err(TaskError::bad_input)?;
         let dims = run_data(samples).dims();
         let tuned = check(&base, &settings, spec, dims).map_err(TaskError::bad_input)?;
-        let loaded =
-            PolicyPasses::load(spec, TunedPolicy { base: &base, tuned: &tuned }, models, dims, device);
+        let policy = TunedPolicy { base: &base, tuned: &tuned, settings: &settings };
+        let loaded = PolicyPasses::load(spec, policy, models, dims, device);
         let (passes, layout, initial) = loaded.map_err(TaskError::bad_input)?;
         let statistics = statistics(samples, &settings);
         let (inputs, outputs) = features(samples, dims, &base, &settings).map_err(TaskError::bad_input)?;
@@ -218,13 +218,7 @@ impl<B: Tape<Base = B>> Objective<B> for PolicyObjective<B> {
         samples: &dyn Samples,
     ) -> Result<Vec<Example>, TaskError> {
         let batch: &MicroBatch = batch.content();
-        let data = run_data(samples);
-        let mut sampled = self.sampled(trainables, batch)?;
-        let mut recorded = batch.actions.clone();
-        for actions in [&mut sampled, &mut recorded] {
-            denormalize(batch, data, actions);
-        }
-        Ok(examples(batch, data, &recorded, &sampled))
+        Ok(examples(batch, run_data(samples), self.sampled(trainables, batch)?))
     }
 
     fn modules(&self, layout: &TrainableLayout) -> Vec<Module> {

@@ -31,13 +31,15 @@ const STAGE: &str = "expert";
 /// LeRobot's.
 const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
 
-/// A policy, and what of it trains.
+/// A policy, and what of it trains in a run.
 #[derive(Clone, Copy)]
 pub struct TunedPolicy<'p> {
     /// The policy's directory.
     pub base: &'p PolicyBase,
     /// What trains.
     pub tuned: &'p TunedModules,
+    /// The task's keys.
+    pub settings: &'p VlaSettings,
 }
 
 /// A policy with what its passes need of a run.
@@ -74,12 +76,11 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     /// what trains of it lies, and what that starts from.
     pub fn load(
         spec: &RunSpec,
-        TunedPolicy { base, tuned }: TunedPolicy<'_>,
+        TunedPolicy { base, tuned, settings }: TunedPolicy<'_>,
         models: Shelf<B>,
         dims: SampleDims,
         device: &B::Device,
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
-        let settings = VlaSettings::from_spec(spec)?;
         let dtype = settings.model.weights_dtype;
         let mut layout = TrainableLayout::default();
         let PolicyBase { directory, backbone, kind, .. } = base;
@@ -92,7 +93,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             image: base.outline.image_token,
             seed: spec.run.seed,
             recompute: spec.train.recompute,
-            drops: drops(&settings),
+            drops: drops(settings),
             action: dims.action,
             loss: settings.expert.loss,
             device: device.clone(),

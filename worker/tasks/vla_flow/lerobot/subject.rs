@@ -15,7 +15,6 @@ use coxswain_nn::{
 use coxswain_policies::{Policy, PolicyFiles};
 use coxswain_proto::{
     human,
-    ids::Step,
     memory::Category,
     run_spec::{CacheMode, RunSpec},
 };
@@ -175,22 +174,7 @@ impl PolicySubject {
         let seen = images.len() * self.base.outline.image_tokens();
         let mut ids = vec![self.base.outline.image_token; seen];
         ids.resize((*prompt_tokens).max(seen + 1), 0);
-        MicroBatch {
-            step: Step(1),
-            sample_indices: (0..rows as u64).collect(),
-            valid: vec![0..ids.len() as u32; rows],
-            seq_len: ids.len(),
-            input_ids: ids.repeat(rows),
-            pixel_values: Vec::new(),
-            image_shapes: images.repeat(rows),
-            images_per_row: vec![images.len() as u32; rows],
-            state: vec![0.0; rows * dims.state],
-            sensor: Vec::new(),
-            actions: vec![0.0; rows * dims.horizon * dims.action],
-            action_widths: vec![dims.action; rows],
-            action_valid: vec![1.0; rows * dims.horizon],
-            features: None,
-        }
+        MicroBatch::of_zeros(rows, &ids, images, *dims)
     }
 
     /// Parameters of the whole policy that do not train.

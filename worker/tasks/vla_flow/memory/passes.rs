@@ -5,10 +5,7 @@ use coxswain_nn::{
     kernels::sizes::{Account, Sizes},
     params::Trainables,
 };
-use coxswain_proto::{
-    ids::Step,
-    run_spec::{Offload, RunSpec, Shard},
-};
+use coxswain_proto::run_spec::{Offload, RunSpec, Shard};
 use coxswain_task::{CachedFeatures, dry_run::PassCost, memory::Place};
 
 use super::about::{Kind, PredictionError, Subject};
@@ -75,24 +72,7 @@ impl Subject {
     fn longest(&self, rows: usize) -> MicroBatch {
         let (outline, dims) = (&self.outline, self.outline.dims);
         let ids = self.model.prompt(&outline.images, outline.prompt_tokens);
-        let floats = |each: usize| vec![0.0; rows * each];
-        MicroBatch {
-            step: Step(1),
-            sample_indices: (0..rows as u64).collect(),
-            valid: vec![0..ids.len() as u32; rows],
-            seq_len: ids.len(),
-            input_ids: ids.repeat(rows),
-            // Megabytes a sample, which nothing here reads.
-            pixel_values: Vec::new(),
-            image_shapes: outline.images.repeat(rows),
-            images_per_row: vec![outline.images.len() as u32; rows],
-            state: floats(dims.state),
-            sensor: floats(dims.sensor_window * dims.sensor_channels),
-            actions: floats(dims.horizon * dims.action),
-            action_widths: vec![dims.action; rows],
-            action_valid: vec![1.0; rows * dims.horizon],
-            features: None,
-        }
+        MicroBatch::of_zeros(rows, &ids, &outline.images, dims)
     }
 }
 

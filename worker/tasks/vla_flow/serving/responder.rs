@@ -63,11 +63,9 @@ impl PolicyResponder {
                 // Adapters are merged in what a run has left: nothing of the run's settings is laid over it,
                 // and few bits would round them away.
                 settings.model.weights_dtype = settings.model.weights_dtype.dense().into();
-                let mut spec = spec.clone();
-                spec.set_settings(&settings);
                 let tuned = base.as_published().map_err(TaskError::bad_input)?;
-                let policy = TunedPolicy { base: &base, tuned: &tuned };
-                let passes = PolicyPasses::load(&spec, policy, models.device, reader.dims(), device);
+                let policy = TunedPolicy { base: &base, tuned: &tuned, settings: &settings };
+                let passes = PolicyPasses::load(spec, policy, models.device, reader.dims(), device);
                 let (passes, layout, values) = passes.map_err(TaskError::bad_input)?;
                 Box::new((passes, Trainables::new(layout, values, device)))
             }

@@ -217,7 +217,7 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    let Updates { weights, moments: [exp_avg, exp_avg_sq] } = state;
+    let Updates { weights, state: [exp_avg, exp_avg_sq] } = state;
     let [weights, exp_avg, exp_avg_sq] = [weights, exp_avg, exp_avg_sq].map(|x| owned(primitive(x)));
     let grads = floats(grads.clone());
     for runs in runs.chunks(AT_ONCE) {
@@ -250,7 +250,7 @@ where
             from.grads as u64,
         );
     }
-    Updates { weights: wrapped(weights), moments: [wrapped(exp_avg), wrapped(exp_avg_sq)] }
+    Updates { weights: wrapped(weights), state: [wrapped(exp_avg), wrapped(exp_avg_sq)] }
 }
 
 /// A [`Run`]'s range.

@@ -1,5 +1,5 @@
 //! AdamW (Loshchilov and Hutter, arXiv 1711.05101), element by element; in host memory on as many threads as
-//! there are.
+//! there are, in a device's memory in burn's own operations.
 //!
 //! ```text
 //! g = gradient * factor                              (1 / valid, times the clip coefficient)
@@ -13,8 +13,10 @@
 
 use std::ops::Range;
 
+use burn::tensor::{Tensor, backend::Backend};
 use rayon::prelude::*;
 
+use super::tensors::{Origins, PIECE, Updates, part, pieces, put};
 use crate::kernels::vectorised;
 
 /// Elements given to a thread at once: four streams of 64 KiB stay in the L2 cache, and a task's cost does
@@ -163,6 +165,29 @@ pub(super) fn update(part: Part<'_, Vec<f32>>, runs: &[Run], average: Option<Ave
         }
         approach_here(average, weights, share);
     });
+}
+
+/// Updates one run of a part in a device's memory, operation by operation.
+pub fn update_tensors<B: Backend>(
+    before: Updates<B>,
+    grads: &Tensor<B, 1>,
+    from: Origins,
+    run: &Run,
+) -> Updates<B> {
+    let c = &run.coefficients;
+    pieces(&run.range, PIECE).fold(before, |Updates { weights, state: [first, second] }, at| {
+        let shifted = |origin: usize| origin + at.start..origin + at.end;
+        let g = part(grads, &shifted(from.grads)) * c.factor;
+        let m = part(&first, &at);
+        let m = m.clone() + (g.clone() - m) * c.one_minus_beta1;
+        let v = part(&second, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
+        let step = m.clone() / (v.clone().sqrt() * c.root_factor + c.eps) * c.step_size;
+        let w = part(&weights, &shifted(from.weights)) * c.keep - step;
+        Updates {
+            weights: put(weights, shifted(from.weights), w),
+            state: [put(first, at.clone(), m), put(second, at, v)],
+        }
+    })
 }
 
 /// [`Flat::approach`](super::Flat::approach) on one thread.

@@ -9,7 +9,7 @@
 //! offloaded AdamW for moments that are in host memory between uses (`memory.offload: optimizer`)
 //! tensors   what `on_device` does, in burn's own operations, for backends that have nothing better (GPUs
 //!           have kernels: `kernels::cube`)
-//! adamw     the optimizer's arithmetic (host), and its coefficients
+//! adamw     the optimizer's arithmetic, and its coefficients
 //! largest   the largest magnitude (host)
 //! rows      gradients of a table whose rows are looked up
 //! squares   the sum of squares (host)

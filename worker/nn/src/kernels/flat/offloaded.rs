@@ -13,7 +13,7 @@ use burn::tensor::{Tensor, Transaction};
 use super::{
     Flat, OnDevice,
     adamw::{Part, Run},
-    tensors::{Origins, Updates},
+    tensors::{Origins, Updates, pieces},
 };
 use crate::kernels::ModelBackend;
 
@@ -26,39 +26,33 @@ const PIECE: usize = 100;
 
 /// Updates runs of a part.
 pub(super) fn adamw<B: ModelBackend>(part: Part<'_, OnDevice<B>>, runs: &[Run]) {
-    let Part { weights, weights_from, state: mut moments, grads, grads_from } = part;
+    let Part { weights, weights_from, mut state, grads, grads_from } = part;
     let grads = grads.tensor();
     let mut before: Option<Piece<B>> = None;
-    let of_run = |run: &Run| pieces(&run.range).map(|at| (at, run.coefficients)).collect::<Vec<_>>();
+    let of_run = |run: &Run| pieces(&run.range, PIECE).map(|at| (at, run.coefficients)).collect::<Vec<_>>();
     for (at, coefficients) in runs.iter().flat_map(of_run) {
         // A replica's weights lie where its moments do.
         let (weights_there, weights_at) = match weights.is_offloaded() {
             true => (weights.upload(weights_from + at.start..weights_from + at.end), 0),
             false => (weights.taken(), weights_from + at.start),
         };
-        let brought = moments.each_ref().map(|buffer| buffer.upload(at.clone()));
-        let state = Updates { weights: weights_there, moments: brought };
+        let brought = state.each_ref().map(|buffer| buffer.upload(at.clone()));
+        let there = Updates { weights: weights_there, state: brought };
         let from = Origins { weights: weights_at, grads: grads_from + at.start };
         let run = Run { range: 0..at.len(), coefficients };
-        let Updates { weights: updated, moments: tensors } = B::flat_adamw(state, &grads, from, &[run]);
-        let mut piece = Piece { at, weights_from, weights: None, moments: tensors };
+        let Updates { weights: updated, state: tensors } = B::flat_adamw(there, &grads, from, &[run]);
+        let mut piece = Piece { at, weights_from, weights: None, state: tensors };
         match weights.is_offloaded() {
             true => piece.weights = Some(updated),
             false => weights.give_back(updated),
         }
         if let Some(before) = before.replace(piece) {
-            before.take_back(weights, &mut moments);
+            before.take_back(weights, &mut state);
         }
     }
     if let Some(last) = before {
-        last.take_back(weights, &mut moments);
+        last.take_back(weights, &mut state);
     }
-}
-
-/// A range in pieces that are brought one after another.
-fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = range.end;
-    range.clone().step_by(PIECE).map(move |start| start..(start + PIECE).min(end))
 }
 
 /// A piece that has been updated, on the device.
@@ -67,14 +61,14 @@ struct Piece<B: ModelBackend> {
     weights_from: usize,
     /// Where weights lie in host memory, too.
     weights: Option<Tensor<B, 1>>,
-    moments: [Tensor<B, 1>; 2],
+    state: [Tensor<B, 1>; 2],
 }
 
 impl<B: ModelBackend> Piece<B> {
     /// Reads it into the buffers that it is part of, with one wait for all.
-    fn take_back(self, weights: &mut OnDevice<B>, moments: &mut [&mut OnDevice<B>; 2]) {
-        let Self { at, weights_from, weights: updated, moments: tensors } = self;
-        let mut places: Vec<_> = moments.iter_mut().map(|buffer| (&mut **buffer, at.clone())).collect();
+    fn take_back(self, weights: &mut OnDevice<B>, state: &mut [&mut OnDevice<B>; 2]) {
+        let Self { at, weights_from, weights: updated, state: tensors } = self;
+        let mut places: Vec<_> = state.iter_mut().map(|buffer| (&mut **buffer, at.clone())).collect();
         if updated.is_some() {
             places.push((weights, weights_from + at.start..weights_from + at.end));
         }

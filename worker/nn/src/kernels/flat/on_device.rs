@@ -100,10 +100,10 @@ impl<B: ModelBackend> Flat for OnDevice<B> {
             offloaded::adamw(Part { weights, weights_from, state: [m, v], grads, grads_from }, runs);
         } else {
             let from = Origins { weights: weights_from, grads: grads_from };
-            let before = Updates { weights: weights.taken(), moments: [m.taken(), v.taken()] };
+            let before = Updates { weights: weights.taken(), state: [m.taken(), v.taken()] };
             let after = B::flat_adamw(before, &grads.tensor(), from, runs);
             weights.give_back(after.weights);
-            [m, v].into_iter().zip(after.moments).for_each(|(buffer, values)| buffer.give_back(values));
+            [m, v].into_iter().zip(after.state).for_each(|(buffer, values)| buffer.give_back(values));
         }
         if let Some(Average { values, share }) = average {
             values.approach(weights, weights_from, share);

@@ -10,24 +10,24 @@ use std::ops::Range;
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
 
-use super::{Coefficients, RowGradients, Run};
+use super::RowGradients;
 
 /// Elements worked on at once: temporary tensors take 64 MiB each, however large a parameter is.
 #[cfg(not(test))]
-const PIECE: usize = 16 << 20;
+pub(super) const PIECE: usize = 16 << 20;
 /// In tests small buffers are cut as well.
 #[cfg(test)]
-const PIECE: usize = 2 * BLOCK + 100;
+pub(super) const PIECE: usize = 2 * BLOCK + 100;
 /// Squares added up in float32 on the device; the sums of these blocks are added up on the host, in float64.
 pub(in crate::kernels) const BLOCK: usize = 4 << 10;
 
-/// The buffers that AdamW changes. `weights` may be longer than the part, which begins at `weights_from`.
+/// The buffers that an update changes. `weights` may be longer than the part, which begins at `weights_from`.
 #[derive(Clone, Debug)]
 pub struct Updates<B: Backend> {
     /// Weights.
     pub weights: Tensor<B, 1>,
-    /// First and second moments of the part.
-    pub moments: [Tensor<B, 1>; 2],
+    /// The rule's state of the part.
+    pub state: [Tensor<B, 1>; 2],
 }
 
 /// Where a part begins in buffers that are longer.
@@ -50,7 +50,7 @@ pub fn accumulate<B: Backend>(
     if first {
         return put(flat, start..start + len, gradient);
     }
-    pieces(&(0..len)).fold(flat, |flat, piece| {
+    pieces(&(0..len), PIECE).fold(flat, |flat, piece| {
         let at = start + piece.start..start + piece.end;
         let sum = part(&flat, &at) + part(&gradient, &piece);
         put(flat, at, sum)
@@ -93,25 +93,7 @@ pub fn squares<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Vec<Ten
         let x_nb = part(flat, &at).reshape([blocks, at.len() / blocks]);
         (x_nb.clone() * x_nb).sum_dim(1).reshape([blocks])
     };
-    pieces(range).flat_map(of_piece).map(sum).collect()
-}
-
-/// AdamW on one run of a part: the arithmetic of [`adamw`](super::adamw), operation by operation.
-pub fn adamw<B: Backend>(state: Updates<B>, grads: &Tensor<B, 1>, from: Origins, run: &Run) -> Updates<B> {
-    let c = &run.coefficients;
-    pieces(&run.range).fold(state, |Updates { weights, moments: [first, second] }, at| {
-        let shifted = |origin: usize| origin + at.start..origin + at.end;
-        let g = part(grads, &shifted(from.grads)) * c.factor;
-        let m = part(&first, &at);
-        let m = m.clone() + (g.clone() - m) * c.one_minus_beta1;
-        let v = part(&second, &at) * c.beta2 + g.clone() * g * c.one_minus_beta2;
-        let step = moved(m.clone(), v.clone(), c);
-        let w = part(&weights, &shifted(from.weights)) * c.keep - step;
-        Updates {
-            weights: put(weights, shifted(from.weights), w),
-            moments: [put(first, at.clone(), m), put(second, at, v)],
-        }
-    })
+    pieces(range, PIECE).flat_map(of_piece).map(sum).collect()
 }
 
 /// The first `len` elements of `flat` go `share` of their way to those of `towards` from `from` on.
@@ -122,7 +104,7 @@ pub fn approach<B: Backend>(
     len: usize,
     share: f32,
 ) -> Tensor<B, 1> {
-    pieces(&(0..len)).fold(flat, |flat, at| {
+    pieces(&(0..len), PIECE).fold(flat, |flat, at| {
         let here = part(&flat, &at);
         let there = part(towards, &(from + at.start..from + at.end));
         put(flat, at, here.clone() + (there - here) * share)
@@ -136,7 +118,7 @@ pub fn exchange<B: Backend>(
     from: usize,
     len: usize,
 ) -> (Tensor<B, 1>, Tensor<B, 1>) {
-    pieces(&(0..len)).fold((flat, values), |(flat, values), at| {
+    pieces(&(0..len), PIECE).fold((flat, values), |(flat, values), at| {
         let there = from + at.start..from + at.end;
         // Multiplied to be a copy: of a mere view the whole buffer would be copied before it changes.
         let ours = part(&flat, &there) * 1.0;
@@ -145,24 +127,19 @@ pub fn exchange<B: Backend>(
     })
 }
 
-/// How far weights move.
-fn moved<B: Backend>(m: Tensor<B, 1>, v: Tensor<B, 1>, c: &Coefficients) -> Tensor<B, 1> {
-    m / (v.sqrt() * c.root_factor + c.eps) * c.step_size
-}
-
-fn part<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Tensor<B, 1> {
+pub(super) fn part<B: Backend>(flat: &Tensor<B, 1>, range: &Range<usize>) -> Tensor<B, 1> {
     flat.clone().slice([range.clone()])
 }
 
-fn put<B: Backend>(flat: Tensor<B, 1>, range: Range<usize>, values: Tensor<B, 1>) -> Tensor<B, 1> {
+pub(super) fn put<B: Backend>(flat: Tensor<B, 1>, range: Range<usize>, values: Tensor<B, 1>) -> Tensor<B, 1> {
     match range.is_empty() {
         true => flat,
         false => flat.slice_assign([range], values),
     }
 }
 
-/// A range in pieces that are worked on one after another.
-pub(super) fn pieces(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+/// A range in pieces of `len` elements that are worked on one after another.
+pub(super) fn pieces(range: &Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
-    range.clone().step_by(PIECE).map(move |start| start..(start + PIECE).min(end))
+    range.clone().step_by(len).map(move |start| start..(start + len).min(end))
 }

@@ -59,7 +59,8 @@ fn a_frame_is_answered_as_evaluation_answers_its_sample_and_from_noise_of_the_pa
     let mut settings = VlaSettings::from_spec(&spec).unwrap();
     settings.model.path = dir.path().join(POLICY_DIR).display().to_string();
     let base = PolicyBase::from_settings(&settings, shelf::<Sizes>()).unwrap().unwrap();
-    let policy = TunedPolicy { base: &base, tuned: &base.as_published().unwrap() };
+    let tuned = &base.as_published().unwrap();
+    let policy = TunedPolicy { base: &base, tuned, settings: &settings };
     let loaded = PolicyPasses::<Flex>::load(&spec, policy, shelf(), dataset.dims(), &device);
     let (passes, layout, values) = loaded.unwrap();
     let trainables = Trainables::new(layout, values, &device);
