@@ -39,7 +39,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("proto", 4890),
     ("worker/burn", 10),
     ("worker/cuda", 1920),
-    ("worker/data", 4320),
+    ("worker/data", 4340),
     ("worker/feature_store", 2340),
     ("worker/models", 4700),
     ("worker/models/families/paligemma", 70),
