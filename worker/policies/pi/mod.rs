@@ -43,4 +43,4 @@ pub use self::{
     names::PiKind,
     prompt::{bins, told_tokens},
 };
-pub(crate) use self::{names::VLM, network::load};
+pub(crate) use self::network::load;

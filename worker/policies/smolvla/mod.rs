@@ -34,4 +34,4 @@ mod tests;
 pub mod tuning;
 
 pub use self::{config::SmolVlaConfig, names::RULES};
-pub(crate) use self::{names::VLM, network::load};
+pub(crate) use self::network::load;

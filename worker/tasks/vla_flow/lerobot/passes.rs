@@ -7,13 +7,12 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
     Shelf,
     pretrained::{adapters::TunedModules, checkpoint::CheckpointDir, prompts::DropoutKeys},
-    vision_language::PassError,
 };
 use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::{Draws, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
+use coxswain_policies::{Draws, NoiseEnd, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
@@ -28,8 +27,14 @@ use crate::vla_flow::{
 
 /// All of the policy, as its time is shown.
 const STAGE: &str = "expert";
-/// LeRobot's.
-const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
+
+/// A policy's, by the time at which actions are noise.
+pub fn convention(noise: NoiseEnd) -> FlowConvention {
+    match noise {
+        NoiseEnd::Zero => FlowConvention::NoiseAtZero,
+        NoiseEnd::One => FlowConvention::NoiseAtOne,
+    }
+}
 
 /// A policy, and what of it trains.
 #[derive(Clone, Copy)]
@@ -115,7 +120,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let (velocity, backward) = self
             .policy
             .forward_kept(trainables, self.training(batch), self.observed(batch, &padded), draws)
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .map_err(|error| failed(batch, error))?;
         let clean = self.clean(batch, &padded, &batch.action_widths);
         let loss = flow::squared_error(&download(velocity), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
@@ -145,7 +150,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .sampler(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .map_err(|error| failed(batch, error))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let clean = self.clean(batch, &padded, &batch.action_widths);
         let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
@@ -182,10 +187,14 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .sampler(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
-        Ok(flow::sample(CONVENTION, self.policy.sizes().steps, start, |x, t| {
+            .map_err(|error| failed(batch, error))?;
+        Ok(flow::sample(self.convention(), self.policy.sizes().steps, start, |x, t| {
             download(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
         }))
+    }
+
+    fn convention(&self) -> FlowConvention {
+        convention(self.policy.sizes().noise)
     }
 
     fn width(&self) -> usize {
@@ -218,7 +227,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             samples: &batch.sample_indices,
             images_per_row: &batch.images_per_row,
         };
-        Training { recompute: self.recompute, dropout: self.drops.then_some(keys) }
+        let drops = self.drops || self.policy.sizes().drops;
+        Training { recompute: self.recompute, dropout: drops.then_some(keys) }
     }
 
     /// Features of a micro-batch's images, to be kept.
@@ -233,8 +243,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         }
         let features = self
             .policy
-            .image_features(trainables, self.observed(batch, &self.padded(batch)))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .features(trainables, self.observed(batch, &self.padded(batch)))
+            .map_err(|error| failed(batch, error))?;
         Ok(CachedFeatures { width, values: download(features) })
     }
 
@@ -255,6 +265,6 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
 
     fn noised(&self, batch: &MicroBatch, padded: &PolicyBatch) -> NoisyActions {
         let keys = FlowKeys { seed: self.seed, step: batch.step.0, repeats: 1 };
-        flow::noise(CONVENTION, keys, self.clean(batch, padded, &padded.widths))
+        flow::noise(self.convention(), keys, self.clean(batch, padded, &padded.widths))
     }
 }
