@@ -309,3 +309,43 @@ fn what_is_not_read_is_refused_by_key() {
         assert!(message.contains("model.train"), "{message}");
     }
 }
+
+#[test]
+fn the_published_policy_has_lerobots_parameters() {
+    let dir = policy();
+    edit(&dir.path().join("config.json"), |config| {
+        // Nowhere: the sizes are the published ones.
+        config["base_model_path"] = json!("nobody/none");
+        (config["chunk_size"], config["max_state_dim"], config["max_action_dim"]) =
+            (json!(40), json!(132), json!(132));
+    });
+    edit(&dir.path().join("policy_preprocessor.json"), |json| {
+        let pack = &mut json["steps"][2]["config"];
+        (pack["action_horizon"], pack["valid_action_horizon"]) = (json!(40), json!(40));
+        let encode = &mut json["steps"][3]["config"];
+        (encode["image_target_size"], encode["image_crop_size"]) = (json!([256, 256]), json!([230, 230]));
+    });
+    let cosmos = json!({
+        "model_type": "qwen3_vl", "tie_word_embeddings": true,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "hidden_act": "silu", "hidden_size": 2048, "head_dim": 128,
+            "intermediate_size": 6144, "num_attention_heads": 16, "num_hidden_layers": 28,
+            "num_key_value_heads": 8, "rope_theta": 5_000_000, "vocab_size": 151_936
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "hidden_act": "gelu_pytorch_tanh", "depth": 24, "hidden_size": 1024,
+            "intermediate_size": 4096, "num_heads": 16, "num_position_embeddings": 2304,
+            "out_hidden_size": 2048, "deepstack_visual_indexes": [5, 11, 17]
+        }
+    });
+    let backbone = tempfile::tempdir().expect("a directory for the test");
+    fs::write(backbone.path().join("config.json"), cosmos.to_string()).expect("written");
+    let directory = PolicyDirectory::open(dir.path()).expect("it is read");
+    let kind = PolicyKind::of(&directory).expect("it is read");
+    let outline = kind.outline(&directory, backbone.path(), shelf::<Flex>()).expect("it fits");
+    let all = frozen_tensors(RULES, &kind.modules(&directory, &outline));
+    assert_eq!(all.iter().map(|tensor| tensor.elements).sum::<usize>(), 3_144_016_000);
+    assert_eq!(all.len(), 493 + 537);
+    let of_head = all.iter().filter(|tensor| tensor.name.contains("action_head"));
+    assert_eq!(of_head.map(|tensor| tensor.elements).sum::<usize>(), 1_620_515_968);
+}
