@@ -1,11 +1,7 @@
 //! What tests of policies hold beside LeRobot's files: values, gradients and weights that are a formula
 //! (`integration-tests/fixtures`).
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::Path,
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use coxswain_nn::files::{floats, read_tensors};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};

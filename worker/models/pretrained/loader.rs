@@ -143,8 +143,9 @@ impl<B: ModelBackend> Loader<'_, B> {
         let width = shapes[0].features[0] * self.dtype.dense().bytes() as usize;
         let alike =
             |shape: &LinearShape| shape.features[0] == shapes[0].features[0] && shape.bias == shapes[0].bias;
-        let updates =
-            |shape: &LinearShape| self.trains.lora.and_then(|plan| plan.adapter(&self.full_name(&shape.module)));
+        let updates = |shape: &LinearShape| {
+            self.trains.lora.and_then(|plan| plan.adapter(&self.full_name(&shape.module)))
+        };
         let first = updates(&shapes[0]);
         let together = |shape: &LinearShape| match (first, updates(shape)) {
             (None, None) => true,

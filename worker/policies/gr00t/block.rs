@@ -186,10 +186,15 @@ impl<B: Tape<Base = B>> Block<B> {
         rows: &BlockRows<B>,
         hidden_nd: &Tensor<T, 2>,
     ) -> KeysValues<T> {
-        params.reading(rows.dropout.as_ref().map(|[hidden, _]| hidden), || self.keys_values(params, hidden_nd))
+        params
+            .reading(rows.dropout.as_ref().map(|[hidden, _]| hidden), || self.keys_values(params, hidden_nd))
     }
 
-    fn keys_values<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, z_nd: &Tensor<T, 2>) -> KeysValues<T> {
+    fn keys_values<T: Tape<Base = B>>(
+        &self,
+        params: &ParamScope<'_, T>,
+        z_nd: &Tensor<T, 2>,
+    ) -> KeysValues<T> {
         [&self.key, &self.value].map(|linear| linear.forward(params, z_nd.clone()))
     }
 

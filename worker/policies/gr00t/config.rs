@@ -132,7 +132,9 @@ impl Gr00tConfig {
         let head = head_sizes(&base, &features, packed.embodiment)?;
         let agree = |key: &str, base_key: &str, own: usize, of_base: usize| match own == of_base {
             true => Ok(()),
-            false => Err(fields.error(key, format!("{own}, and `{base_key}` of {} is {of_base}", path.display()))),
+            false => {
+                Err(fields.error(key, format!("{own}, and `{base_key}` of {} is {of_base}", path.display())))
+            }
         };
         agree("chunk_size", "action_horizon", features.chunk, number(&base, "action_horizon", 40)?)?;
         agree("max_state_dim", "max_state_dim", features.padded[0], number(&base, "max_state_dim", 132)?)?;
@@ -280,7 +282,8 @@ fn head_sizes(
     };
     let [blocks, heads, head_dim] = of("diffusion_model_cfg", [32, 32, 48])?;
     let [vl_layers, vl_heads, vl_head_dim] = of("vl_self_attention_cfg", [4, 32, 64])?;
-    let (width, context) = (number(base, "input_embedding_dim", 1536)?, number(base, "backbone_embedding_dim", 2048)?);
+    let (width, context) =
+        (number(base, "input_embedding_dim", 1536)?, number(base, "backbone_embedding_dim", 2048)?);
     let hidden = number(base, "hidden_size", 1024)?;
     let out = match base.object("diffusion_model_cfg")? {
         Some(fields) => fields.size("output_dim")?,
@@ -302,7 +305,9 @@ fn head_sizes(
     }
     let positions = number(base, "max_seq_len", 1024)?;
     if features.chunk > positions {
-        return Err(base.error("max_seq_len", format!("{positions}, and a chunk has {} actions", features.chunk)));
+        return Err(
+            base.error("max_seq_len", format!("{positions}, and a chunk has {} actions", features.chunk))
+        );
     }
     Ok(HeadSizes {
         context,

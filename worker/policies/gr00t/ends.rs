@@ -188,7 +188,8 @@ impl<B: Tape<Base = B>> Segment<B> for TokenSegment<'_, B> {
         if let Some(kept_b1) = self.kept(batch) {
             state_bd = state_bd * T::lift(kept_b1);
         }
-        let noisy_nc = T::lift(placed::<B, 2>(self.draws.noisy.to_vec(), [batch * chunk, action], self.device));
+        let noisy_nc =
+            T::lift(placed::<B, 2>(self.draws.noisy.to_vec(), [batch * chunk, action], self.device));
         let waves_bd = sinusoids::<B>(self.draws.times, width, Waves::Sines, self.device);
         let waves_bcd = waves_bd.unsqueeze_dim::<3>(1).expand([batch, chunk, width]);
         let waves_nd = T::lift(waves_bcd.reshape([batch * chunk, width]));

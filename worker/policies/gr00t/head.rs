@@ -108,7 +108,8 @@ impl<B: Tape<Base = B>> ActionHead<B> {
     pub fn load(source: &mut ExpertSource<'_, '_, B>, config: &Gr00tConfig) -> Result<Self, ModelError> {
         let (sizes, rates) = (&config.head, config.dropout);
         let norm = LayerNorm::load(source, &format!("{HEAD}.{NORM}"), sizes.context)?;
-        let all = blocks(sizes, rates).map(|(at, shape)| Block::load(source, BlockShape { at: &at, ..shape }));
+        let all =
+            blocks(sizes, rates).map(|(at, shape)| Block::load(source, BlockShape { at: &at, ..shape }));
         let mut on_hidden = all.collect::<Result<Vec<_>, _>>()?;
         let on_actions = on_hidden.split_off(sizes.vl_layers);
         Ok(Self { norm, on_hidden, on_actions, ends: Ends::load(source, sizes, rates.state)? })

@@ -53,7 +53,12 @@ impl Gr00tPrompts {
         let tokenizer = tokenizer_file::read(&path)?;
         if tokenizer.token_to_id("<|image_pad|>") != Some(model.image) {
             let found = format!("no <|image_pad|> of id {}", model.image);
-            return Err(DataError::invalid(&path, "added_tokens", found, "copy the model's own tokenizer.json"));
+            return Err(DataError::invalid(
+                &path,
+                "added_tokens",
+                found,
+                "copy the model's own tokenizer.json",
+            ));
         }
         Ok(Self::with(Arc::new(tokenizer), model, form))
     }

@@ -157,7 +157,8 @@ impl Case {
 fn given(dir: &Path, without: &[&str]) -> (PathBuf, PathBuf) {
     let (inputs, out) = (dir.join("in.safetensors"), dir.join("out.safetensors"));
     let (tensors, about) = golden();
-    let taken = tensors.iter().filter(|(name, _)| TAKEN.contains(&&name[..]) && !without.contains(&&name[..]));
+    let taken =
+        tensors.iter().filter(|(name, _)| TAKEN.contains(&&name[..]) && !without.contains(&&name[..]));
     let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
     let all: Vec<_> = taken.map(|(name, (shape, values))| (name, shape, bytes(values))).collect();
     let views = all.iter().map(|(name, shape, bytes)| {

@@ -57,21 +57,31 @@ pub fn tuned(
     vlm: &JointOutline,
     asked: TuningSettings<'_>,
 ) -> Result<TunedModules, ModelError> {
-    let refuse = |field: &str, problem: String| Err(LoraError::Setting { field: field.into(), problem }.into());
+    let refuse =
+        |field: &str, problem: String| Err(LoraError::Setting { field: field.into(), problem }.into());
     if asked.lora.is_some_and(|lora| lora.targets == LoraTargets::default()) {
         let example = r"`.*action_head\.model\.transformer_blocks\..*\.(to_q|to_v)`";
-        return refuse("lora.targets", format!("missing: LeRobot has none for GR00T by itself; name some, for instance {example}"));
+        return refuse(
+            "lora.targets",
+            format!("missing: LeRobot has none for GR00T by itself; name some, for instance {example}"),
+        );
     }
     let own = own(config).into_iter().filter(|_| asked.lora.is_none());
     let patterns: Vec<String> = own.chain(asked.train.iter().cloned()).collect();
     let reached = |module: &Module| is_reached(&format!("{}.weight", module.name));
     let modules = modules(config, vlm);
-    let tuned =
-        TunedModules::resolve_reached(asked.lora, &patterns, &modules, &reached, HeadAdapter::Refused(UNREAD))?;
+    let tuned = TunedModules::resolve_reached(
+        asked.lora,
+        &patterns,
+        &modules,
+        &reached,
+        HeadAdapter::Refused(UNREAD),
+    )?;
     let is_head = |name: &str| (RULES.place)(&format!("{name}.weight")) == Place::Head;
-    let found = tuned.trains().lora.and_then(|plan| {
-        plan.adapters().map(|(name, _)| name.to_owned()).find(|name| is_head(name))
-    });
+    let found = tuned
+        .trains()
+        .lora
+        .and_then(|plan| plan.adapters().map(|(name, _)| name.to_owned()).find(|name| is_head(name)));
     match found {
         Some(name) => refuse("lora.targets", format!("matches `{name}`, {UNREAD}")),
         None => Ok(tuned),
@@ -85,7 +95,10 @@ fn own(config: &Gr00tConfig) -> Vec<String> {
     let top = (config.layers.saturating_sub(trains.top_layers)..config.layers).map(|layer| layer.to_string());
     let top = top.collect::<Vec<_>>().join("|");
     [
-        (trains.projector, r"action_head\.(state_encoder|action_encoder|action_decoder|position_embedding)".into()),
+        (
+            trains.projector,
+            r"action_head\.(state_encoder|action_encoder|action_decoder|position_embedding)".into(),
+        ),
         (trains.blocks, r"action_head\.model".into()),
         (trains.vl, format!(r"action_head\.({NORM}|vl_self_attention)")),
         (trains.language, format!(r"{language}\.(layers|embed_tokens)")),

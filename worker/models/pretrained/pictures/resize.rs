@@ -72,7 +72,8 @@ fn kernels(input: usize, output: usize, bits: KernelBits) -> Kernels {
         KernelBits::Fewest => fewest(all.iter().flat_map(|(_, weights)| weights)),
     };
     let fixed = |w: &f64| (f64::from(1u32 << bits) * w + 0.5f64.copysign(*w)) as i32;
-    let taps = |(first, weights): (usize, Vec<f64>)| Taps { first, weights: weights.iter().map(fixed).collect() };
+    let taps =
+        |(first, weights): (usize, Vec<f64>)| Taps { first, weights: weights.iter().map(fixed).collect() };
     Kernels { taps: all.into_iter().map(taps).collect(), bits }
 }
 
@@ -153,9 +154,9 @@ mod tests {
         let image = Rgb { height: 9, width: 31, pixels: vec![201; 9 * 31 * 3] };
         for (h, w) in [(1, 1), (9, 62), (28, 28), (140, 5), (9, 31)] {
             for bits in [KernelBits::Most, KernelBits::Fewest] {
-            let out = resize(image.clone(), h, w, bits);
-            assert_eq!((out.height, out.width, out.pixels.len()), (h, w, h * w * 3));
-            assert!(out.pixels.iter().all(|p| *p == 201), "{h}x{w}");
+                let out = resize(image.clone(), h, w, bits);
+                assert_eq!((out.height, out.width, out.pixels.len()), (h, w, h * w * 3));
+                assert!(out.pixels.iter().all(|p| *p == 201), "{h}x{w}");
             }
         }
     }
