@@ -58,7 +58,7 @@ impl PolicyKind {
                 smolvla::SmolVlaConfig::check_processors(directory)?;
                 Ok(Self::SmolVla(config))
             }
-            GROOT => gr00t::Gr00tConfig::of(directory).map(Self::Gr00t),
+            GROOT => gr00t::Gr00tConfig::from_directory(directory).map(Self::Gr00t),
             _ => pi::PiConfig::of(directory).map(Self::Pi),
         }
     }

@@ -30,7 +30,7 @@ pub(super) const EPS: f64 = 1e-5;
 
 /// What a block attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attended {
+pub(super) enum AttentionSource {
     /// Its own tokens.
     Own,
     /// Hidden states of text.
@@ -47,7 +47,7 @@ pub(super) struct BlockShape<'s> {
     pub heads: usize,
     /// Width of what keys and values are made of.
     pub source: usize,
-    pub attended: Attended,
+    pub attended: AttentionSource,
     /// Whether it is told the time.
     pub timed: bool,
     pub dropout: f64,
@@ -104,7 +104,7 @@ enum Norms<B: ModelBackend> {
 
 /// A block's weights.
 pub(super) struct Block<B: ModelBackend> {
-    attended: Attended,
+    attended: AttentionSource,
     heads: usize,
     norms: Norms<B>,
     query: LoraLinear<B>,
@@ -171,7 +171,7 @@ impl<B: ModelBackend> Block<B> {
 
     /// Whether it reads hidden states.
     pub fn is_cross(&self) -> bool {
-        self.attended != Attended::Own
+        self.attended != AttentionSource::Own
     }
 }
 
@@ -220,10 +220,10 @@ impl<B: Tape<Base = B>> Block<B> {
         let [k_nd, v_nd] = projected.unwrap_or_else(|| self.keys_values(params, &y_nd));
         let q_nd = self.query.forward(params, y_nd);
         let mask = match (self.attended, &self.norms) {
-            (Attended::Own, Norms::Timed(_)) => &AttentionMask::Full,
-            (Attended::Own, Norms::Own(_)) => &rows.whole,
-            (Attended::Text, _) => &rows.text,
-            (Attended::Images, _) => &rows.images,
+            (AttentionSource::Own, Norms::Timed(_)) => &AttentionMask::Full,
+            (AttentionSource::Own, Norms::Own(_)) => &rows.whole,
+            (AttentionSource::Text, _) => &rows.text,
+            (AttentionSource::Images, _) => &rows.images,
         };
         let [n, d] = q_nd.dims();
         let by_head = |x_nd: Tensor<T, 2>| {

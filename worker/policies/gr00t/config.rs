@@ -115,7 +115,7 @@ impl DropoutRates {
 
 impl Gr00tConfig {
     /// Checks the configuration of a policy directory, its processors, and the model's own configuration.
-    pub fn of(directory: &PolicyDirectory) -> Result<Self, ModelError> {
+    pub fn from_directory(directory: &PolicyDirectory) -> Result<Self, ModelError> {
         let fields = directory.fields()?;
         if fields.bool("use_relative_actions")? == Some(true) {
             return Err(fields.error("use_relative_actions", "true, which is not supported"));
@@ -128,7 +128,7 @@ impl Gr00tConfig {
             features.steps = number(&base, "num_inference_timesteps", 4)?.max(1);
         }
         features.noise = NoiseEnd::Zero;
-        let packed = PackedInputs::of(directory, &mut features)?;
+        let packed = PackedInputs::from_directory(directory, &mut features)?;
         let head = head_sizes(&base, &features, packed.embodiment)?;
         let agree = |key: &str, base_key: &str, own: usize, of_base: usize| match own == of_base {
             true => Ok(()),
@@ -207,7 +207,7 @@ impl Gr00tConfig {
         backbone: &Path,
         vlm: &JointOutline,
     ) -> Result<Box<dyn PolicyImages>, DataError> {
-        Ok(Box::new(Gr00tImages::open(backbone, self.images, vlm.patches)?))
+        Ok(Box::new(Gr00tImages::from_backbone(backbone, self.images, vlm.patches)?))
     }
 
     /// Tasks to ids, with the tokenizer in `backbone`.
@@ -219,7 +219,7 @@ impl Gr00tConfig {
     ) -> Result<Box<dyn PromptEncoder>, DataError> {
         let JointOutline { image_token: image, vocab_size: vocab, patches, .. } = *vlm;
         let model = PromptModel { image, vocab, patches, plain_text: self.plain_text };
-        Ok(Box::new(Gr00tPrompts::open(backbone, model, form)?))
+        Ok(Box::new(Gr00tPrompts::from_backbone(backbone, model, form)?))
     }
 }
 

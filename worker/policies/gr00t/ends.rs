@@ -67,7 +67,8 @@ pub(super) fn linears(sizes: &HeadSizes) -> [(&'static str, [usize; 2]); 4] {
 impl<B: Tape<Base = B>> EmbodimentLinear<B> {
     fn load(
         source: &mut ExpertSource<'_, '_, B>,
-        (name, features): (&str, [usize; 2]),
+        name: &str,
+        features: [usize; 2],
         sizes: &HeadSizes,
     ) -> Result<Self, ModelError> {
         let [inputs, outputs] = features;
@@ -112,8 +113,8 @@ impl<B: Tape<Base = B>> Ends<B> {
         sizes: &HeadSizes,
         dropout: f64,
     ) -> Result<Self, ModelError> {
-        let by_embodiment =
-            embodiment_linears(sizes).map(|linear| EmbodimentLinear::load(source, linear, sizes));
+        let by_embodiment = embodiment_linears(sizes)
+            .map(|(name, features)| EmbodimentLinear::load(source, name, features, sizes));
         let [s1, s2, a1, a2, a3, v1, v2] = by_embodiment;
         let by_embodiment = [s1?, s2?, a1?, a2?, a3?, v1?, v2?];
         let table = format!("{HEAD}.position_embedding.weight");

@@ -18,7 +18,7 @@ use coxswain_nn::{
 };
 
 use super::{
-    block::{Attended, Block, BlockRows, BlockShape, HeadLayer, LayerNorm},
+    block::{AttentionSource, Block, BlockRows, BlockShape, HeadLayer, LayerNorm},
     config::{DropoutRates, Gr00tConfig, HeadSizes},
     ends::{Ends, TimeSegment, TokenSegment, VelocitySegment},
     names::HEAD,
@@ -40,7 +40,7 @@ pub(super) fn blocks(
             width: context,
             heads: vl_heads,
             source: context,
-            attended: Attended::Own,
+            attended: AttentionSource::Own,
             timed: false,
             dropout: rates.vl,
         };
@@ -48,11 +48,11 @@ pub(super) fn blocks(
     });
     let on_actions = (0..blocks).map(move |number| {
         let attended = match number {
-            number if number % 2 == 1 => Attended::Own,
-            number if number.is_multiple_of(2 * text_every) => Attended::Text,
-            _ => Attended::Images,
+            number if number % 2 == 1 => AttentionSource::Own,
+            number if number.is_multiple_of(2 * text_every) => AttentionSource::Text,
+            _ => AttentionSource::Images,
         };
-        let source = if attended == Attended::Own { width } else { context };
+        let source = if attended == AttentionSource::Own { width } else { context };
         let shape = BlockShape { at: "", width, heads, source, attended, timed: true, dropout: rates.blocks };
         (format!("{HEAD}.model.transformer_blocks.{number}"), shape)
     });

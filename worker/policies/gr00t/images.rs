@@ -44,7 +44,11 @@ pub(super) struct Gr00tImages {
 
 impl Gr00tImages {
     /// With the settings of the processor in `backbone`.
-    pub fn open(backbone: &Path, geometry: ImageGeometry, patches: PatchShape) -> Result<Self, DataError> {
+    pub fn from_backbone(
+        backbone: &Path,
+        geometry: ImageGeometry,
+        patches: PatchShape,
+    ) -> Result<Self, DataError> {
         let processor = SmartResize::from_checkpoint(backbone, patches, PixelBounds::default())?;
         let side = (geometry.target / patches.patch) as u32;
         match processor.shape(geometry.target, geometry.target) {

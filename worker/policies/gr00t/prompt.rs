@@ -48,7 +48,11 @@ pub(super) struct Gr00tPrompts {
 
 impl Gr00tPrompts {
     /// With the tokenizer in `backbone`.
-    pub fn open(backbone: &Path, model: PromptModel, form: &PromptForm<'_>) -> Result<Self, DataError> {
+    pub fn from_backbone(
+        backbone: &Path,
+        model: PromptModel,
+        form: &PromptForm<'_>,
+    ) -> Result<Self, DataError> {
         let path = backbone.join("tokenizer.json");
         let tokenizer = tokenizer_file::read(&path)?;
         if tokenizer.token_to_id("<|image_pad|>") != Some(model.image) {

@@ -39,7 +39,10 @@ pub(super) struct PackedInputs {
 
 impl PackedInputs {
     /// Checks the steps, and puts the cameras into their order.
-    pub fn of(directory: &PolicyDirectory, features: &mut PolicyFeatures) -> Result<Self, ModelError> {
+    pub fn from_directory(
+        directory: &PolicyDirectory,
+        features: &mut PolicyFeatures,
+    ) -> Result<Self, ModelError> {
         ReadProcessors { steps: [BEFORE, BEHIND], modes: &[] }.check(directory)?;
         let paths = PROCESSORS.map(|file| directory.dir.join(file));
         let step = |side: usize, name: &str| -> Result<Step, ModelError> {

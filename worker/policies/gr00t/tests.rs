@@ -117,7 +117,7 @@ struct Case {
 impl Case {
     fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
         let directory = PolicyDirectory::open(dir).expect("it is read");
-        let config = Gr00tConfig::of(&directory).expect("it is read");
+        let config = Gr00tConfig::from_directory(&directory).expect("it is read");
         let kind = PolicyKind::Gr00t(config.clone());
         let outline = kind.outline(&directory, &backbone(), shelf::<Flex>()).expect("it is read");
         let tuned = tuned(&config, &outline, asked).expect("it means something");
@@ -273,7 +273,7 @@ fn what_is_not_read_is_refused_by_key() {
         let before = fs::read(&path).expect("there");
         edit(&path, change);
         let directory = PolicyDirectory::open(dir.path()).expect("it is read");
-        let message = Gr00tConfig::of(&directory).map(drop).expect_err(file).to_string();
+        let message = Gr00tConfig::from_directory(&directory).map(drop).expect_err(file).to_string();
         fs::write(&path, before).expect("written");
         message
     };
