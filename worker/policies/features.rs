@@ -24,6 +24,8 @@ pub(crate) struct PolicyFeatures {
     pub steps: usize,
     /// Whether the loss counts the steps of a chunk that an episode does not have.
     pub counts_padding: bool,
+    /// Whether such steps are 0, normalised, and not as they were recorded.
+    pub blanks_padding: bool,
     /// At which time actions are noise.
     pub noise: NoiseEnd,
     /// Whether training drops something beside what adapters drop.
@@ -46,6 +48,7 @@ impl PolicyFeatures {
             padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
             steps: number(steps, 10)?.max(1),
             counts_padding,
+            blanks_padding: false,
             noise: NoiseEnd::One,
             drops: false,
         };
@@ -55,7 +58,18 @@ impl PolicyFeatures {
 
     /// What they say of samples.
     pub fn sizes(&self) -> PolicySizes<'_> {
-        let Self { cameras, state, action, chunk, padded, steps, counts_padding, noise, drops } = self;
+        let Self {
+            cameras,
+            state,
+            action,
+            chunk,
+            padded,
+            steps,
+            counts_padding,
+            blanks_padding,
+            noise,
+            drops,
+        } = self;
         PolicySizes {
             cameras,
             state: *state,
@@ -64,6 +78,7 @@ impl PolicyFeatures {
             padded: *padded,
             steps: *steps,
             counts_padding: *counts_padding,
+            blanks_padding: *blanks_padding,
             noise: *noise,
             drops: *drops,
         }

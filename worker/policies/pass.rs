@@ -228,11 +228,15 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let noise = inputs.rows_of("noise", &[chunk, width])?;
         let times = inputs.rows_of("time", &[])?;
         let recorded = inputs.rows_of("action", &[chunk, config.action])?;
-        let actions = widened(&self.normalized(ACTION, recorded)?, config.action, width);
+        let mut actions = widened(&self.normalized(ACTION, recorded)?, config.action, width);
         let padding = match inputs.has("action_is_pad") && !config.counts_padding {
             true => inputs.rows_of("action_is_pad", &[chunk])?.to_vec(),
             false => vec![0.0; rows * chunk],
         };
+        if config.blanks_padding {
+            let padded = actions.chunks_mut(width).zip(&padding).filter(|(_, pad)| **pad != 0.0);
+            padded.for_each(|(step, _)| step.fill(0.0));
+        }
         let mix = |(at, (noise, action)): (usize, (&f32, &f32))| {
             let time = times[at / (chunk * width)];
             match config.noise {

@@ -43,6 +43,8 @@ pub struct PolicySizes<'c> {
     pub steps: usize,
     /// Whether the loss counts the steps of a chunk that an episode does not have.
     pub counts_padding: bool,
+    /// Whether such steps are 0, normalised, and not as they were recorded.
+    pub blanks_padding: bool,
     /// At which time actions are noise.
     pub noise: NoiseEnd,
     /// Whether training drops something beside what adapters drop.

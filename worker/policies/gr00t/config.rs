@@ -127,9 +127,7 @@ impl Gr00tConfig {
         if fields.uint("num_inference_timesteps")?.is_none() {
             features.steps = number(&base, "num_inference_timesteps", 4)?.max(1);
         }
-        features.noise = NoiseEnd::Zero;
-        let packed = PackedInputs::from_directory(directory, &mut features)?;
-        let head = head_sizes(&base, &features, packed.embodiment)?;
+        (features.noise, features.blanks_padding) = (NoiseEnd::Zero, true);
         let agree = |key: &str, base_key: &str, own: usize, of_base: usize| match own == of_base {
             true => Ok(()),
             false => {
@@ -139,6 +137,8 @@ impl Gr00tConfig {
         agree("chunk_size", "action_horizon", features.chunk, number(&base, "action_horizon", 40)?)?;
         agree("max_state_dim", "max_state_dim", features.padded[0], number(&base, "max_state_dim", 132)?)?;
         agree("max_action_dim", "max_action_dim", features.padded[1], number(&base, "max_action_dim", 132)?)?;
+        let packed = PackedInputs::from_directory(directory, &mut features)?;
+        let head = head_sizes(&base, &features, packed.embodiment)?;
         let flag = |key: &str, otherwise: bool| Ok::<_, ModelError>(fields.bool(key)?.unwrap_or(otherwise));
         let trains = TrainedParts {
             projector: flag("tune_projector", true)?,

@@ -247,9 +247,9 @@ fn prompts_and_modules_are_lerobots() {
         assert_eq!(found, ids.iter().map(|id| *id as u32).collect::<Vec<_>>(), "{task}");
     }
     // Weights and biases by embodiment have names of their own.
-    let plain = |name: &str| name.replace(".W", ".weight").replace(".b", ".bias");
     let plain = |name: &str| match name.rsplit_once('.') {
-        Some((_, "W" | "b")) => plain(name),
+        Some((module, "W")) => format!("{module}.weight"),
+        Some((module, "b")) => format!("{module}.bias"),
         _ => name.to_owned(),
     };
     let known = frozen_tensors(RULES, &kind.modules(&case.directory, &case.outline)).into_iter();

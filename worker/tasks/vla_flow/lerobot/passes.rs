@@ -202,7 +202,12 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     }
 
     fn padded(&self, batch: &MicroBatch) -> PolicyBatch {
-        let PolicySizes { padded: [state, action], counts_padding, .. } = self.policy.sizes();
+        let PolicySizes { padded: [state, action], counts_padding, blanks_padding, .. } = self.policy.sizes();
+        let mut actions = widened(&batch.actions, batch.action_valid.len(), action);
+        if blanks_padding {
+            let steps = actions.chunks_mut(action).zip(&batch.action_valid);
+            steps.filter(|(_, valid)| **valid == 0.0).for_each(|(step, _)| step.fill(0.0));
+        }
         let valid = match counts_padding {
             true => vec![1.0; batch.action_valid.len()],
             false => batch.action_valid.clone(),
@@ -210,7 +215,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         PolicyBatch {
             valid,
             state: widened(&batch.state, batch.len(), state),
-            actions: widened(&batch.actions, batch.action_valid.len(), action),
+            actions,
             widths: vec![action; batch.len()],
         }
     }

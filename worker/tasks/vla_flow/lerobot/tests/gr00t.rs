@@ -31,8 +31,9 @@ fn policy(dropout: f64) -> TempDir {
     fs::copy(Path::new(GR00T).join("base/config.json"), base.join("config.json")).expect("copied");
     edited(&base.join("config.json"), |config| {
         config["state_dropout_prob"] = json!(dropout);
-        ["diffusion_model_cfg", "vl_self_attention_cfg"]
-            .map(|section| config[section]["dropout"] = json!(dropout));
+        for section in ["diffusion_model_cfg", "vl_self_attention_cfg"] {
+            config[section]["dropout"] = json!(dropout);
+        }
     });
     edited(&dir.path().join("config.json"), |config| config["base_model_path"] = json!(base));
     let bytes = fs::read(Path::new(GR00T).join("expected.safetensors")).expect("there");
@@ -123,7 +124,8 @@ fn hidden_states_that_were_kept_have_the_bits_of_live_ones() {
 fn what_a_run_of_gr00t_will_take_is_known_before() {
     let (task, dir) = (VlaFlow::<Flex>::default(), policy(0.2));
     let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    let lora = json!({"rank": 2, "alpha": 4.0, "targets": r".*(language_model\.layers|action_head)\..*(q_proj|to_q)"});
+    let targets = r".*(language_model\.layers|action_head)\..*(q_proj|to_q)";
+    let lora = json!({"rank": 2, "alpha": 4.0, "targets": targets});
     let exact = [("cache.mode", json!("exact"))];
     for changes in [&[][..], &[("lora", lora)], &exact] {
         let spec = of(dir.path(), changes);
