@@ -12,7 +12,7 @@ pub struct PolicyObservation<'b> {
     pub image: u32,
     /// Normalised states, `[b, padded]`.
     pub state: &'b [f32],
-    /// Features of the images that were kept, `[tokens, d]`, in the place of pixels.
+    /// What was kept of them, `[tokens, d]`, in the place of pixels.
     pub features: Option<&'b [f32]>,
 }
 

@@ -20,13 +20,15 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 /// Every `type` that is read.
-pub const TYPES: [&str; 3] = [SMOLVLA, PI0, PI05];
+pub const TYPES: [&str; 4] = [SMOLVLA, PI0, PI05, GROOT];
 /// Types, as `config.json` names them.
 pub const SMOLVLA: &str = "smolvla";
 /// The type of pi0, as `config.json` names it.
 pub const PI0: &str = "pi0";
 /// The type of pi0.5, as `config.json` names it.
 pub const PI05: &str = "pi05";
+/// The same.
+pub const GROOT: &str = "groot";
 /// What normalisation is refused without, in older directories.
 const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
 

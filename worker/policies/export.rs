@@ -148,6 +148,9 @@ fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
             if let Some(features) = step.get_mut("config").and_then(|config| config.get_mut("features")) {
                 *features = listed(if file == PROCESSORS[0] { &both[..] } else { outputs });
             }
+            if let Some(width) = step.get_mut("config").and_then(|config| config.get_mut("env_action_dim")) {
+                *width = json!(outputs.iter().find_map(|feature| feature.shape.first()));
+            }
             if let Some(map) = step.get_mut("config").and_then(|config| config.get_mut("rename_map")) {
                 *map = json!(renamed);
             }

@@ -4,7 +4,7 @@ use coxswain_models::pretrained::{error::ModelError, fields::Fields};
 
 use crate::{
     directory::{Feature, PolicyDirectory},
-    policy::PolicySizes,
+    policy::{NoiseEnd, PolicySizes},
 };
 
 /// Cameras, states and actions.
@@ -24,6 +24,12 @@ pub(crate) struct PolicyFeatures {
     pub steps: usize,
     /// Whether the loss counts the steps of a chunk that an episode does not have.
     pub counts_padding: bool,
+    /// Whether such steps are 0, normalised, and not as they were recorded.
+    pub blanks_padding: bool,
+    /// At which time actions are noise.
+    pub noise: NoiseEnd,
+    /// Whether training drops something beside what adapters drop.
+    pub drops: bool,
 }
 
 impl PolicyFeatures {
@@ -46,6 +52,9 @@ impl PolicyFeatures {
             padded: [number("max_state_dim", 32)?, number("max_action_dim", 32)?],
             steps: number(steps, 10)?.max(1),
             counts_padding,
+            blanks_padding: false,
+            noise: NoiseEnd::One,
+            drops: false,
         };
         features.check(&fields)?;
         Ok(features)
@@ -53,7 +62,18 @@ impl PolicyFeatures {
 
     /// What they say of samples.
     pub fn sizes(&self) -> PolicySizes<'_> {
-        let Self { cameras, state, action, chunk, padded, steps, counts_padding } = self;
+        let Self {
+            cameras,
+            state,
+            action,
+            chunk,
+            padded,
+            steps,
+            counts_padding,
+            blanks_padding,
+            noise,
+            drops,
+        } = self;
         PolicySizes {
             cameras,
             state: *state,
@@ -62,6 +82,9 @@ impl PolicyFeatures {
             padded: *padded,
             steps: *steps,
             counts_padding: *counts_padding,
+            blanks_padding: *blanks_padding,
+            noise: *noise,
+            drops: *drops,
         }
     }
 

@@ -80,9 +80,15 @@ pub fn patches(square: &[f32], side: usize, patch: usize) -> Vec<f32> {
     out
 }
 
-/// Pictures to patches.
+/// Pictures to a policy's input, as bytes and as channels of numbers.
+pub trait PolicyImages: ImageProcessor {
+    /// The input that a picture becomes.
+    fn seen(&self, picture: Planes<'_>) -> Result<ImageInput, String>;
+}
+
+/// Pictures in a square, to patches.
 #[derive(Clone, Copy, Debug)]
-pub struct PolicyImages {
+pub struct LetterboxImages {
     /// Whose they are.
     pub policy: &'static str,
     /// Side of the square, in pixels.
@@ -93,21 +99,27 @@ pub struct PolicyImages {
     pub alignment: Alignment,
 }
 
-impl PolicyImages {
+impl LetterboxImages {
     /// Patches of a picture.
-    pub fn seen(&self, picture: Planes<'_>) -> Vec<f32> {
+    fn boxed(&self, picture: Planes<'_>) -> ImageInput {
         let square = letterbox(picture, self.side, self.alignment);
-        patches(&square, self.side, self.patches.patch)
+        ImageInput { pixel_values: patches(&square, self.side, self.patches.patch), shape: self.square() }
     }
 
     /// How many, along each side.
-    pub fn square(&self) -> ImageShape {
+    fn square(&self) -> ImageShape {
         let count = (self.side / self.patches.patch) as u32;
         [1, count, count]
     }
 }
 
-impl ImageProcessor for PolicyImages {
+impl PolicyImages for LetterboxImages {
+    fn seen(&self, picture: Planes<'_>) -> Result<ImageInput, String> {
+        Ok(self.boxed(picture))
+    }
+}
+
+impl ImageProcessor for LetterboxImages {
     fn patches(&self) -> PatchShape {
         self.patches
     }
@@ -137,7 +149,7 @@ impl ImageProcessor for PolicyImages {
         Ok(self.process_to(image, shape))
     }
 
-    fn process_to(&self, image: Rgb, shape: ImageShape) -> ImageInput {
+    fn process_to(&self, image: Rgb, _shape: ImageShape) -> ImageInput {
         let pixels = image.height * image.width;
         let channel = |channel: usize| {
             image.pixels.iter().skip(channel).step_by(3).map(|byte| f32::from(*byte) / 255.0)
@@ -145,7 +157,7 @@ impl ImageProcessor for PolicyImages {
         let values: Vec<f32> = (0..3).flat_map(channel).collect();
         debug_assert_eq!(values.len(), 3 * pixels);
         let picture = Planes { values: &values, size: [image.height, image.width] };
-        ImageInput { pixel_values: self.seen(picture), shape }
+        self.boxed(picture)
     }
 
     fn picture(&self, pixel_values: &[f32], _shape: ImageShape) -> Rgb {

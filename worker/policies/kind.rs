@@ -1,13 +1,20 @@
 //! The kinds of policies, and what each answers of its own: all that tasks ask of a policy before it is on a
 //! device, and how it comes there.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use coxswain_data::{DataError, NormMode};
 use coxswain_models::{
     Shelf,
     joint::JointOutline,
-    pretrained::{adapters::TunedModules, error::ModelError, rules::Rules},
+    pretrained::{
+        adapters::TunedModules,
+        error::ModelError,
+        rules::{Place, Rules},
+    },
     vision_language::{PromptEncoder, PromptForm},
 };
 use coxswain_nn::{
@@ -18,12 +25,14 @@ use coxswain_nn::{
 
 use crate::{
     backbone::{self, NamedIn},
-    directory::{PolicyDirectory, SMOLVLA},
-    images::{Alignment, PolicyImages},
+    directory::{GROOT, PolicyDirectory, SMOLVLA},
+    export::PROCESSORS,
+    gr00t,
+    images::{Alignment, LetterboxImages, PolicyImages},
     network::PolicyLoad,
-    normalizer::mode,
+    normalizer::{Side, mode, step_of},
     pi::{self, PiKind},
-    policy::{Policy, PolicyFiles, PolicySizes},
+    policy::{KeptTokens, Policy, PolicyFiles, PolicySizes},
     prompts::{PolicyPrompts, Wording, line},
     smolvla,
     tuning::{TuningSettings, with_targets},
@@ -36,6 +45,8 @@ pub enum PolicyKind {
     SmolVla(smolvla::SmolVlaConfig),
     /// pi0 and pi0.5.
     Pi(pi::PiConfig),
+    /// GR00T N1.7.
+    Gr00t(gr00t::Gr00tConfig),
 }
 
 impl PolicyKind {
@@ -47,6 +58,7 @@ impl PolicyKind {
                 smolvla::SmolVlaConfig::check_processors(directory)?;
                 Ok(Self::SmolVla(config))
             }
+            GROOT => gr00t::Gr00tConfig::from_directory(directory).map(Self::Gr00t),
             _ => pi::PiConfig::from_directory(directory).map(Self::Pi),
         }
     }
@@ -56,6 +68,7 @@ impl PolicyKind {
         let (field, repository) = match self {
             Self::SmolVla(config) => ("vlm_model_name", &config.vlm[..]),
             Self::Pi(_) => ("paligemma_variant", pi::PALIGEMMA),
+            Self::Gr00t(_) => ("type", gr00t::BACKBONE),
         };
         backbone::find(given, NamedIn { path: &directory.path, field, repository })
     }
@@ -70,6 +83,10 @@ impl PolicyKind {
         let (within, field, image) = match self {
             Self::SmolVla(config) => (config.within(), "resize_imgs_with_padding", config.image),
             Self::Pi(config) => (pi::PiConfig::within(), "image_resolution", [config.image; 2]),
+            Self::Gr00t(config) => {
+                let found = models.vision_language.of(backbone)?.outline_within(backbone, config.within())?;
+                return config.outline(found, backbone);
+            }
         };
         let outline = models.joint.of(backbone)?.outline(backbone, within)?;
         let side = outline.image_side;
@@ -86,6 +103,7 @@ impl PolicyKind {
         match self {
             Self::SmolVla(config) => config.sizes(),
             Self::Pi(config) => config.sizes(),
+            Self::Gr00t(config) => config.sizes(),
         }
     }
 
@@ -95,19 +113,36 @@ impl PolicyKind {
         Ok([of("STATE")?, of("ACTION")?])
     }
 
+    /// What the directory keeps of the data set that it was trained on: tensors, each called by its feature
+    /// and what it is.
+    pub fn statistics(directory: &PolicyDirectory) -> Result<BTreeMap<String, Vec<f32>>, ModelError> {
+        Ok(directory.kept_by(PROCESSORS[0], step_of(directory, Side::Before)?)?)
+    }
+
     /// What names in its file mean.
     pub fn rules(&self) -> Rules {
         match self {
             Self::SmolVla(_) => smolvla::RULES,
             Self::Pi(config) => config.kind.rules(),
+            Self::Gr00t(_) => gr00t::RULES,
         }
     }
 
-    /// The one linear between vision tower and language model.
-    pub fn connector(&self) -> String {
+    /// What of a sample may be kept.
+    pub fn kept(&self, vlm: &JointOutline) -> KeptTokens {
         match self {
-            Self::SmolVla(_) => smolvla::VLM.connector(),
-            Self::Pi(_) => pi::VLM.connector(),
+            Self::SmolVla(_) | Self::Pi(_) => KeptTokens::Images(vlm.image_tokens()),
+            Self::Gr00t(_) => KeptTokens::Prompt,
+        }
+    }
+
+    /// Whether what may be kept depends on the module, or on the module that a tensor of this name is part
+    /// of.
+    pub fn is_kept_above(&self, name: &str) -> bool {
+        let place = (self.rules().place)(name);
+        match self {
+            Self::SmolVla(_) | Self::Pi(_) => matches!(place, Place::Vision(_)),
+            Self::Gr00t(_) => matches!(place, Place::Vision(_) | Place::Table | Place::Layer(_)),
         }
     }
 
@@ -121,6 +156,7 @@ impl PolicyKind {
         match self {
             Self::SmolVla(config) => smolvla::tuning::tuned(&directory.dir, config, vlm, asked),
             Self::Pi(config) => pi::tuning::tuned(config, vlm, asked),
+            Self::Gr00t(config) => gr00t::tuning::tuned(config, vlm, asked),
         }
     }
 
@@ -129,6 +165,8 @@ impl PolicyKind {
         let targets = match self {
             Self::SmolVla(_) => smolvla::tuning::TARGETS,
             Self::Pi(_) => pi::tuning::TARGETS,
+            // LeRobot has none for it.
+            Self::Gr00t(_) => return lora.clone(),
         };
         with_targets(lora, targets)
     }
@@ -138,6 +176,7 @@ impl PolicyKind {
         match self {
             Self::SmolVla(config) => smolvla::tuning::modules(&directory.dir, config, vlm),
             Self::Pi(config) => pi::tuning::modules(config, vlm),
+            Self::Gr00t(config) => gr00t::tuning::modules(config, vlm),
         }
     }
 
@@ -155,17 +194,19 @@ impl PolicyKind {
         match self {
             Self::SmolVla(config) => smolvla::load(config, job),
             Self::Pi(config) => pi::load(config, job),
+            Self::Gr00t(config) => gr00t::load(config, job),
         }
     }
 
-    /// Pictures to its input.
-    pub fn images(&self, vlm: &JointOutline) -> PolicyImages {
+    /// Pictures to its input, with the processor in `backbone` where it has one.
+    pub fn images(&self, backbone: &Path, vlm: &JointOutline) -> Result<Box<dyn PolicyImages>, DataError> {
         let (policy, alignment) = match self {
             Self::SmolVla(_) => ("SmolVLA", Alignment::End),
             Self::Pi(config) if config.kind == PiKind::Pi0 => ("pi0", Alignment::Centre),
             Self::Pi(_) => ("pi0.5", Alignment::Centre),
+            Self::Gr00t(config) => return config.pictures(backbone, vlm),
         };
-        PolicyImages { policy, side: vlm.image_side, patches: vlm.patches, alignment }
+        Ok(Box::new(LetterboxImages { policy, side: vlm.image_side, patches: vlm.patches, alignment }))
     }
 
     /// Tasks and states to ids, with the tokenizer in `backbone`.
@@ -178,6 +219,7 @@ impl PolicyKind {
         let (wording, most) = match self {
             Self::SmolVla(config) => (line as Wording, config.most_tokens),
             Self::Pi(config) => config.wording(),
+            Self::Gr00t(config) => return config.prompts(backbone, vlm, form),
         };
         Ok(Box::new(PolicyPrompts::from_backbone(backbone, vlm, wording, most, form)?))
     }
@@ -187,6 +229,7 @@ impl PolicyKind {
         match self {
             Self::SmolVla(_) => 0,
             Self::Pi(config) => config.told_tokens(state),
+            Self::Gr00t(_) => 0,
         }
     }
 
@@ -194,6 +237,7 @@ impl PolicyKind {
     pub fn class(&self) -> [&'static str; 2] {
         match self {
             Self::SmolVla(_) => ["lerobot.policies.smolvla.modeling_smolvla", "SmolVLAPolicy"],
+            Self::Gr00t(_) => ["lerobot.policies.groot.modeling_groot", "GrootPolicy"],
             Self::Pi(config) if config.kind == PiKind::Pi0 => {
                 ["lerobot.policies.pi0.modeling_pi0", "PI0Policy"]
             }

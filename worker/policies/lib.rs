@@ -12,7 +12,7 @@
 //! kind        the kinds of policies, and what each answers of its own
 //! policy      a policy on a device; batch: what it is given; source: where its own weights come from
 //! names       where the vision-language model is in its file; prompts: images and a text as ids
-//! images      letterbox, to patches
+//! images      pictures to patches: letterbox
 //! prefix      images and prompt through the language model: keys and values of each layer
 //! suffix      what stands behind it; network: both, loaded, forward, back, and sampled from
 //! state_suffix, state_layer, masks, projections: a suffix that begins with the state's token
@@ -21,9 +21,12 @@
 //! pass        one pass from file to file; pass_files: these files
 //! smolvla     SmolVLA
 //! pi          pi0 and pi0.5
+//! gr00t       GR00T N1.7
+//! golden      what tests hold beside LeRobot's files
 //! ```
 //!
-//! A policy knows models by the traits of `coxswain_models::joint`, no family, no task and no data set.
+//! A policy knows models by the traits of `coxswain_models::joint` and `vision_language`, no family, no task
+//! and no data set.
 
 pub mod backbone;
 mod batch;
@@ -31,6 +34,9 @@ pub mod directory;
 mod dropped;
 pub mod export;
 mod features;
+#[cfg(test)]
+mod golden;
+pub mod gr00t;
 mod groups;
 pub mod images;
 mod kept;
@@ -61,6 +67,6 @@ pub use self::{
     groups::EXPERT,
     kind::PolicyKind,
     pass::{PassJob, run as run_pass},
-    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    policy::{BackwardPass, KeptTokens, NoiseEnd, Policy, PolicyFiles, PolicySizes, Velocity},
     tuning::TuningSettings,
 };

@@ -6,15 +6,17 @@ use std::{cell::Cell, sync::Arc};
 use burn::tensor::Tensor;
 use coxswain_models::{
     Shelf,
-    joint::{FileLocation, JointModel, JointOutline},
+    joint::{JointModel, JointOutline},
     pretrained::{
         adapters::TunedModules,
         blocks::BlockWeights,
         checkpoint::Checkpoint,
-        error::{ModelError, TokenError},
+        error::ModelError,
         loader::{Loader, check_dtype},
+        location::FileLocation,
         rules::Rules,
     },
+    vision_language::PassError,
 };
 use coxswain_nn::{
     kernels::{DropoutRows, Tape, precision},
@@ -95,7 +97,7 @@ impl<B: Tape<Base = B>, S: Suffix<B>> PolicyNetwork<B, S> {
         }
         let (trains, in_flight, blocks) = (tuned.trains(), Cell::default(), BlockWeights::Held);
         let mut loader =
-            Loader { checkpoint, dtype, blocks, trains, layout: &mut *layout, device, in_flight };
+            Loader { checkpoint, dtype, blocks, trains, layout: &mut *layout, device, in_flight, within: "" };
         let vlm = models.joint.of(backbone)?.load(backbone, within, &mut loader)?;
         let suffix = suffix(&mut ExpertSource { loader: &mut loader, full: &tuned.full }, vlm.outline())?;
         // An adapter that nothing reads, as PEFT has it on the last layer, stays what it is.
@@ -189,10 +191,10 @@ impl<B: Tape<Base = B>, S: Suffix<B>> Policy<B> for PolicyNetwork<B, S> {
     fn forward_kept<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
-        training: Training<'_>,
+        training: Training<'a>,
         observed: PolicyObservation<'a>,
         draws: Draws<'_>,
-    ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError> {
+    ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), PassError> {
         let Training { recompute, dropout } = training;
         let chunk = self.suffix.sizes().chunk;
         let rows = dropout.map(|keys| SampleRows::new(keys, observed.prompts, chunk, &self.device));
@@ -229,19 +231,19 @@ impl<B: Tape<Base = B>, S: Suffix<B>> Policy<B> for PolicyNetwork<B, S> {
         self.vlm.outline().layer.width
     }
 
-    fn image_features(
+    fn features(
         &self,
         trainables: &Trainables<B>,
         observed: PolicyObservation<'_>,
-    ) -> Result<Tensor<B, 2>, TokenError> {
-        self.prefix(trainables, observed, None).image_features()
+    ) -> Result<Tensor<B, 2>, PassError> {
+        Ok(self.prefix(trainables, observed, None).image_features()?)
     }
 
     fn sampler<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
         observed: PolicyObservation<'_>,
-    ) -> Result<Velocity<'a, B>, TokenError> {
+    ) -> Result<Velocity<'a, B>, PassError> {
         let prefix = self.prefix(trainables, observed, None).run()?;
         let context = self.suffix.context(&prefix, &self.device);
         let (known, device, params) = (prefix.layers, &self.device, ParamScope::<B>::frozen(trainables));

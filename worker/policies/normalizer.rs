@@ -3,6 +3,8 @@
 //! ```text
 //! MEAN_STD     (x - mean) / (std + 1e-8)            back: x std + mean
 //! QUANTILES    2 (x - q01) / (q99 - q01) - 1        back: (x + 1) (q99 - q01) / 2 + q01
+//! clamped      2 (x - min) / (max - min) - 1 within [-1, 1], 0 where nothing changes; back: the same within
+//!              [-1, 1]. GR00T's own steps, which say nothing of it
 //! IDENTITY     x, as where the directory keeps no statistics of the feature
 //! ```
 //!
@@ -17,6 +19,8 @@ use crate::{directory::PolicyDirectory, export::PROCESSORS};
 const NORMALIZERS: [&str; 2] = ["normalizer_processor", "unnormalizer_processor"];
 /// What LeRobot adds to deviations, and has in the place of a range that is 0.
 const EPS: f32 = 1e-8;
+/// Steps of GR00T's, before and behind the policy, that normalise by minima and maxima.
+pub(crate) const CLAMPING: [&str; 2] = ["groot_n1_7_pack_inputs_v1", "groot_action_unpack_unnormalize_v2"];
 
 /// The processor before a policy, or behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub(crate) enum Normalizer {
     MeanStd([Vec<f32>; 2]),
     /// The 1st and the 99th percentile.
     Quantiles([Vec<f32>; 2]),
+    /// Minima and maxima.
+    Clamped([Vec<f32>; 2]),
 }
 
 impl Normalizer {
@@ -53,7 +59,7 @@ impl Normalizer {
         feature: NormalizedFeature<'_>,
     ) -> Result<Option<Self>, ModelError> {
         let NormalizedFeature { name, kind, width } = feature;
-        let (file, step) = (PROCESSORS[side as usize], NORMALIZERS[side as usize]);
+        let (file, step) = (PROCESSORS[side as usize], step_of(directory, side)?);
         let wrong = |problem: String| {
             Err(ModelError::Config { path: directory.dir.join(file), field: name.into(), problem })
         };
@@ -61,6 +67,7 @@ impl Normalizer {
         let keys = match mode {
             NormMode::MeanStd => ["mean", "std"],
             NormMode::Quantiles => ["q01", "q99"],
+            NormMode::MinMaxClamped => ["min", "max"],
             _ => return Ok(None),
         };
         let mut kept = directory.kept_by(file, step)?;
@@ -79,6 +86,7 @@ impl Normalizer {
         }
         Ok(Some(match mode {
             NormMode::Quantiles => Self::Quantiles([first, second]),
+            NormMode::MinMaxClamped => Self::Clamped([first, second]),
             _ => Self::MeanStd([first, second]),
         }))
     }
@@ -88,6 +96,10 @@ impl Normalizer {
         match self {
             Self::MeanStd([mean, std]) => (value - mean[at]) / (std[at] + EPS),
             Self::Quantiles([low, high]) => 2.0 * (value - low[at]) / range(low[at], high[at]) - 1.0,
+            Self::Clamped([low, high]) if low[at] == high[at] => 0.0,
+            Self::Clamped([low, high]) => {
+                (2.0 * (value - low[at]) / (high[at] - low[at]) - 1.0).clamp(-1.0, 1.0)
+            }
         }
     }
 
@@ -96,6 +108,9 @@ impl Normalizer {
         match self {
             Self::MeanStd([mean, std]) => value * std[at] + mean[at],
             Self::Quantiles([low, high]) => (value + 1.0) * range(low[at], high[at]) / 2.0 + low[at],
+            Self::Clamped([low, high]) => {
+                (value.clamp(-1.0, 1.0) + 1.0) * 0.5 * (high[at] - low[at]) + low[at]
+            }
         }
     }
 }
@@ -105,8 +120,19 @@ pub(crate) fn mode(directory: &PolicyDirectory, kind: &str) -> Result<NormMode, 
     mode_of(directory, Side::Before, kind)
 }
 
+/// The step that normalises.
+pub(crate) fn step_of(directory: &PolicyDirectory, side: Side) -> Result<&'static str, ModelError> {
+    let steps = directory.steps(PROCESSORS[side as usize])?;
+    let clamping = CLAMPING[side as usize];
+    let clamps = steps.iter().any(|step| step.name == clamping);
+    Ok(if clamps { clamping } else { NORMALIZERS[side as usize] })
+}
+
 fn mode_of(directory: &PolicyDirectory, side: Side, kind: &str) -> Result<NormMode, ModelError> {
-    let (file, step) = (PROCESSORS[side as usize], NORMALIZERS[side as usize]);
+    let (file, step) = (PROCESSORS[side as usize], step_of(directory, side)?);
+    if step == CLAMPING[side as usize] {
+        return Ok(NormMode::MinMaxClamped);
+    }
     let steps = directory.steps(file)?;
     let found = steps.iter().find(|found| found.name == step);
     match found.and_then(|found| found.config.get("norm_map")?.get(kind)?.as_str()) {

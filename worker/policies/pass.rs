@@ -8,6 +8,7 @@ use coxswain_models::{
     pretrained::{
         checkpoint::CheckpointDir,
         error::ModelError,
+        pictures::ImageShape,
         prompts::{Prompts, Rows},
     },
     vision_language::{PromptEncoder, PromptForm},
@@ -28,7 +29,7 @@ use crate::{
     kind::PolicyKind,
     normalizer::{NormalizedFeature, Normalizer, Side},
     pass_files::{PassInputs, PassResults},
-    policy::{Policy, PolicyFiles, PolicySizes},
+    policy::{NoiseEnd, Policy, PolicyFiles, PolicySizes},
     tuning::TuningSettings,
 };
 
@@ -58,7 +59,7 @@ pub(crate) struct PassPolicy<'p, B: Tape<Base = B>> {
     /// The id that stands for a token of an image.
     pub image: u32,
     /// Pictures to its input.
-    pub images: PolicyImages,
+    pub images: &'p dyn PolicyImages,
     /// Tasks and states to ids.
     pub prompts: &'p dyn PromptEncoder,
     /// What the pass keeps for its gradients.
@@ -88,7 +89,7 @@ pub fn run<B: Tape<Base = B>>(
         policy,
         trainables: &Trainables::new(layout, initial, device),
         image: outline.image_token,
-        images: kind.images(&outline),
+        images: &*kind.images(backbone, &outline)?,
         prompts: &*kind.prompts(backbone, &outline, &form)?,
         recompute: Recompute::None,
         device,
@@ -128,6 +129,7 @@ struct ModelInputs {
     ids: Vec<u32>,
     valid: Vec<Range<u32>>,
     pixels: Vec<Arc<Vec<f32>>>,
+    shapes: Vec<ImageShape>,
     image: u32,
     state: Vec<f32>,
 }
@@ -135,7 +137,8 @@ struct ModelInputs {
 impl ModelInputs {
     fn observed(&self) -> PolicyObservation<'_> {
         let rows = Rows::Padded(&self.valid);
-        let prompts = Prompts { input_ids: &self.ids, rows, images: &[], pixel_values: &self.pixels };
+        let prompts =
+            Prompts { input_ids: &self.ids, rows, images: &self.shapes, pixel_values: &self.pixels };
         PolicyObservation { prompts, image: self.image, state: &self.state, features: None }
     }
 }
@@ -150,7 +153,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             let names = config.cameras.join(", ");
             return Err(inputs.wrong("observation.images", format!("none of the policy's: {names}")));
         }
-        let (mut rows, mut pixels) = (Vec::new(), Vec::new());
+        let (mut rows, mut pixels, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
         for (row, task) in inputs.tasks.iter().enumerate() {
             let mut shown = Vec::new();
             for camera in &cameras {
@@ -161,12 +164,14 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
                 let (size, values) = inputs.images(camera)?;
                 let each = 3 * size[0] * size[1];
                 let picture = Planes { values: &values[row * each..][..each], size };
-                pixels.push(Arc::new(images.seen(picture)));
-                shown.push(images.square());
+                let seen = images.seen(picture).map_err(|problem| inputs.wrong(camera, problem))?;
+                pixels.push(Arc::new(seen.pixel_values));
+                shown.push(seen.shape);
             }
             let state = &states[row * config.state..][..config.state];
             let ids = prompts.encode_observed(task, state, &shown);
             rows.push(ids.map_err(|problem| inputs.wrong("tasks", problem))?);
+            shapes.extend(shown);
         }
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let valid = rows.iter().map(|row| 0..row.len() as u32).collect();
@@ -175,7 +180,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
             row
         });
         let state = widened(&states, config.state, config.padded[0]);
-        Ok(ModelInputs { ids: ids.collect(), valid, pixels, image: *image, state })
+        Ok(ModelInputs { ids: ids.collect(), valid, pixels, shapes, image: *image, state })
     }
 
     fn normalizer(&self, side: Side, [name, kind]: [&str; 2]) -> Result<Option<Normalizer>, ModelError> {
@@ -196,9 +201,13 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let mut x = inputs.rows_of("noise", &[config.chunk, width])?.to_vec();
         let velocity = policy.sampler(trainables, seen.observed()).map_err(|error| self.unrun(error))?;
         for step in 0..steps {
-            let times = vec![1.0 - step as f32 / steps as f32; rows];
-            let v = values(velocity(Draws { times: &times, noisy: &x }));
-            x.iter_mut().zip(v).for_each(|(x, v)| *x -= v / steps as f32);
+            let progress = step as f32 / steps as f32;
+            let (time, towards) = match config.noise {
+                NoiseEnd::Zero => (progress, 1.0),
+                NoiseEnd::One => (1.0 - progress, -1.0),
+            };
+            let v = values(velocity(Draws { times: &vec![time; rows], noisy: &x }));
+            x.iter_mut().zip(v).for_each(|(x, v)| *x += towards * v / steps as f32);
         }
         let mut actions: Vec<f32> = x.chunks(width).flat_map(|step| step[..config.action].to_vec()).collect();
         let shape = [rows, config.chunk, config.action];
@@ -219,14 +228,25 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let noise = inputs.rows_of("noise", &[chunk, width])?;
         let times = inputs.rows_of("time", &[])?;
         let recorded = inputs.rows_of("action", &[chunk, config.action])?;
-        let actions = widened(&self.normalized(ACTION, recorded)?, config.action, width);
+        let mut actions = widened(&self.normalized(ACTION, recorded)?, config.action, width);
         let padding = match inputs.has("action_is_pad") && !config.counts_padding {
             true => inputs.rows_of("action_is_pad", &[chunk])?.to_vec(),
             false => vec![0.0; rows * chunk],
         };
+        if config.blanks_padding {
+            let padded = actions.chunks_mut(width).zip(&padding).filter(|(_, pad)| **pad != 0.0);
+            padded.for_each(|(step, _)| step.fill(0.0));
+        }
         let mix = |(at, (noise, action)): (usize, (&f32, &f32))| {
             let time = times[at / (chunk * width)];
-            time * noise + (1.0 - time) * action
+            match config.noise {
+                NoiseEnd::Zero => (1.0 - time) * noise + time * action,
+                NoiseEnd::One => time * noise + (1.0 - time) * action,
+            }
+        };
+        let target = |noise: &f32, action: &f32| match config.noise {
+            NoiseEnd::Zero => action - noise,
+            NoiseEnd::One => noise - action,
         };
         let noisy: Vec<f32> = noise.iter().zip(&actions).enumerate().map(mix).collect();
         let draws = Draws { times, noisy: &noisy };
@@ -237,7 +257,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let off: Vec<f32> = velocity
             .iter()
             .zip(noise.iter().zip(&actions))
-            .map(|(v, (noise, action))| v - (noise - action))
+            .map(|(v, (noise, action))| v - target(noise, action))
             .collect();
         let losses: Vec<f32> = off.iter().map(|off| off * off).collect();
         let counts = |at: usize| at % width < config.action && padding[at / width] == 0.0;

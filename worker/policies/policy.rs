@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use coxswain_models::pretrained::error::TokenError;
+use coxswain_models::vision_language::PassError;
 use coxswain_nn::{
     dtypes::FrozenDtype,
     kernels::Tape,
@@ -43,6 +43,30 @@ pub struct PolicySizes<'c> {
     pub steps: usize,
     /// Whether the loss counts the steps of a chunk that an episode does not have.
     pub counts_padding: bool,
+    /// Whether such steps are 0, normalised, and not as they were recorded.
+    pub blanks_padding: bool,
+    /// At which time actions are noise.
+    pub noise: NoiseEnd,
+    /// Whether training drops something beside what adapters drop.
+    pub drops: bool,
+}
+
+/// At which end of the flow's time actions are noise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoiseEnd {
+    /// At 0: `(1 - t) noise + t actions`, and velocities are towards the actions.
+    Zero,
+    /// At 1: `t noise + (1 - t) actions`, and velocities are towards the noise.
+    One,
+}
+
+/// What of a sample may be kept, as long as nothing trains that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptTokens {
+    /// Features of the tokens of images: of each image so many.
+    Images(usize),
+    /// Hidden states of the whole prompt.
+    Prompt,
 }
 
 /// Velocities `[b * chunk, padded]` of actions on their way along the flow, without a tape.
@@ -60,25 +84,25 @@ pub trait Policy<B: Tape<Base = B>> {
     fn forward_kept<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
-        training: Training<'_>,
+        training: Training<'a>,
         observed: PolicyObservation<'a>,
         draws: Draws<'_>,
-    ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), TokenError>;
+    ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), PassError>;
 
     /// Values of a token's feature.
     fn feature_width(&self) -> usize;
 
-    /// Features of a micro-batch's images, `[tokens, d]`, as [`PolicyObservation`] has them.
-    fn image_features(
+    /// What may be kept of a micro-batch, `[tokens, d]`, as [`PolicyObservation`] has it.
+    fn features(
         &self,
         trainables: &Trainables<B>,
         observed: PolicyObservation<'_>,
-    ) -> Result<Tensor<B, 2>, TokenError>;
+    ) -> Result<Tensor<B, 2>, PassError>;
 
     /// What predicts velocities for sampling: the prefix is run here, once.
     fn sampler<'a>(
         &'a self,
         trainables: &'a Trainables<B>,
         observed: PolicyObservation<'_>,
-    ) -> Result<Velocity<'a, B>, TokenError>;
+    ) -> Result<Velocity<'a, B>, PassError>;
 }

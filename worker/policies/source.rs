@@ -23,6 +23,16 @@ impl<B: Tape<Base = B>> ExpertSource<'_, '_, B> {
     fn trained(&mut self, name: String, shape: &[usize]) -> ParamId {
         self.loader.layout.add(name, shape, EXPERT, shape.len() > 1, Init::Pretrained)
     }
+
+    /// A tensor of two axes or more, by its full name, as a matrix of as many rows as the first has.
+    pub fn table(&mut self, name: &str, shape: &[usize]) -> Result<BaseWeight<B, 2>, ModelError> {
+        if self.full.trains(name) {
+            return Ok(BaseWeight::Trained(self.trained(name.into(), shape)));
+        }
+        let rows = shape[0];
+        let columns = shape[1..].iter().product();
+        Ok(self.loader.flattened(name, shape, [rows, columns])?.into())
+    }
 }
 
 impl<B: Tape<Base = B>> LayerSource<B> for ExpertSource<'_, '_, B> {

@@ -214,12 +214,13 @@ class Normalizer:
     """Recorded values to the model's, and back, by one feature's statistics; as LeRobot computes them, in float32."""
 
     def __init__(self, mode: str, stats: dict[str, list[float]]) -> None:
-        ends = {"min_max": ("min", "max"), "quantiles": ("q01", "q99"), "quantile10": ("q10", "q90")}
+        ends = {"min_max": ("min", "max"), "min_max_clamped": ("min", "max"), "quantiles": ("q01", "q99"), "quantile10": ("q10", "q90")}
         names = {"identity": None, "mean_std": ("mean", "std"), **ends}[mode]
         self.mode, (first, second) = mode, [np.array(stats[n], np.float32) for n in names] if names else (None, None)
         self.offset, self.scale = first, second
         if mode in ends:
-            self.scale = np.where(second == first, np.float32(1e-8), second - first)
+            least = np.float32(0.0 if mode == "min_max_clamped" else 1e-8)
+            self.scale = np.where(second == first, least, second - first)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         if self.mode == "identity":
@@ -227,6 +228,10 @@ class Normalizer:
         rows = x.reshape(-1, len(self.offset))  # statistics of channels serve every reading of a window
         if self.mode == "mean_std":
             return ((rows - self.offset) / (self.scale + np.float32(1e-8))).reshape(x.shape)
+        if self.mode == "min_max_clamped":
+            moves = self.scale != 0
+            scaled = 2 * (rows - self.offset) / np.where(moves, self.scale, np.float32(1)) - 1
+            return np.where(moves, scaled.clip(-1, 1), np.float32(0)).reshape(x.shape)
         return (2 * (rows - self.offset) / self.scale - 1).reshape(x.shape)
 
     def invert(self, y: np.ndarray) -> np.ndarray:
@@ -234,6 +239,8 @@ class Normalizer:
             return y
         if self.mode == "mean_std":
             return y * self.scale + self.offset
+        if self.mode == "min_max_clamped":
+            y = y.clip(-1, 1)
         return (y + 1) / 2 * self.scale + self.offset
 
 

@@ -51,7 +51,7 @@ class Definition(unittest.TestCase):
         stats = {"mean": [1.0, -2.0], "std": [2.0, 0.5], "min": [-1.0, 3.0], "max": [4.0, 3.0], "q01": [0.0, 0.0], "q99": [1.0, 2.0]}
         stats |= {"q10": [0.5, 0.0], "q90": [0.75, 1.0]}
         values = np.array([[0.5, 3.0], [2.0, 3.0]], np.float32)
-        for mode in ("identity", "mean_std", "min_max", "quantiles", "quantile10"):
+        for mode in ("identity", "mean_std", "min_max", "min_max_clamped", "quantiles", "quantile10"):
             normalizer = coxswain_policy.Normalizer(mode, stats)
             np.testing.assert_allclose(normalizer.invert(normalizer.apply(values)), values, rtol=1e-5)
         window = np.zeros((1, 3, 2), np.float32)

@@ -35,6 +35,9 @@ pub enum NormMode {
     MeanStd,
     /// `2 (x - min) / (max - min) - 1`.
     MinMax,
+    /// The same within `[-1, 1]`, what lies beyond at the nearer end; 0 where nothing ever changes. As GR00T
+    /// has it.
+    MinMaxClamped,
     /// `2 (x - q01) / (q99 - q01) - 1`.
     Quantiles,
     /// `2 (x - q10) / (q90 - q10) - 1`.
@@ -65,6 +68,7 @@ impl NormMode {
             Self::Identity => "identity",
             Self::MeanStd => "mean_std",
             Self::MinMax => "min_max",
+            Self::MinMaxClamped => "min_max_clamped",
             Self::Quantiles => "quantiles",
             Self::Quantile10 => "quantile10",
         }
@@ -75,7 +79,7 @@ impl NormMode {
         match self {
             Self::Identity => None,
             Self::MeanStd => Some(("mean", "std")),
-            Self::MinMax => Some(("min", "max")),
+            Self::MinMax | Self::MinMaxClamped => Some(("min", "max")),
             Self::Quantiles => Some(("q01", "q99")),
             Self::Quantile10 => Some(("q10", "q90")),
         }
@@ -109,7 +113,7 @@ pub struct Normalizer {
     mode: NormMode,
     /// Mean, minimum or lower quantile.
     offset: Vec<f32>,
-    /// Standard deviation, or the (never zero) width of the range.
+    /// Standard deviation, or the width of the range: never zero, but where values are clamped.
     scale: Vec<f32>,
 }
 
@@ -179,7 +183,8 @@ impl Normalizer {
         let scale = match mode {
             NormMode::MeanStd => second_values,
             _ => {
-                let range = |(low, high): (&f32, &f32)| if high - low == 0.0 { EPS } else { high - low };
+                let least = if mode == NormMode::MinMaxClamped { 0.0 } else { EPS };
+                let range = |(low, high): (&f32, &f32)| if high - low == 0.0 { least } else { high - low };
                 offset.iter().zip(&second_values).map(range).collect()
             }
         };
@@ -205,6 +210,8 @@ impl Normalizer {
         self.each(values, |mode, x, offset, scale| match mode {
             NormMode::Identity => x,
             NormMode::MeanStd => (x - offset) / (scale + EPS),
+            NormMode::MinMaxClamped if scale == 0.0 => 0.0,
+            NormMode::MinMaxClamped => (2.0 * (x - offset) / scale - 1.0).clamp(-1.0, 1.0),
             NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => 2.0 * (x - offset) / scale - 1.0,
         });
     }
@@ -215,6 +222,7 @@ impl Normalizer {
             NormMode::Identity => y,
             NormMode::MeanStd => y * scale + offset,
             NormMode::MinMax => (y + 1.0) / 2.0 * scale + offset,
+            NormMode::MinMaxClamped => (y.clamp(-1.0, 1.0) + 1.0) * 0.5 * scale + offset,
             NormMode::Quantiles | NormMode::Quantile10 => (y + 1.0) * scale / 2.0 + offset,
         });
     }

@@ -5,17 +5,7 @@ use std::path::Path;
 use coxswain_nn::kernels::Tape;
 
 use super::{model::JointModel, outline::JointOutline};
-use crate::pretrained::{error::ModelError, family::ModelTypes, loader::Loader};
-
-/// Where a model lies in a policy's file: what its names begin with, and how many of its decoder layers are
-/// there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileLocation<'w> {
-    /// Before the names that Transformers gives its tensors, dot included.
-    pub prefix: &'w str,
-    /// The first so many; all if none.
-    pub layers: Option<usize>,
-}
+use crate::pretrained::{error::ModelError, family::ModelTypes, loader::Loader, location::FileLocation};
 
 /// A family of models that lend their layers, as far as no device is needed.
 pub trait JointFamily: ModelTypes {

@@ -23,7 +23,7 @@ pub mod stream;
 pub mod tower_decoder;
 
 pub use self::{
-    family::{FileLocation, JointFamily, JointFamilyOn},
+    family::{JointFamily, JointFamilyOn},
     model::JointModel,
     outline::JointOutline,
     siglip::{SiglipSizes, SiglipTower},

@@ -1,5 +1,7 @@
 //! What a policy knows of a model that lends its layers before any weight is read.
 
+use coxswain_nn::lora::Module;
+
 use super::stream::StreamShape;
 use crate::pretrained::pictures::PatchShape;
 
@@ -23,6 +25,8 @@ pub struct JointOutline {
     pub patches: PatchShape,
     /// Every tensor that Transformers' class has, in its order, the LM head included.
     pub tensors: Vec<NamedShape>,
+    /// Modules of a model that a policy runs as a whole; none of one that lends its layers.
+    pub modules: Vec<Module>,
 }
 
 impl JointOutline {

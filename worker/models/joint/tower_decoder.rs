@@ -15,14 +15,15 @@ use coxswain_nn::{
 };
 
 use super::{
-    family::{FileLocation, JointFamily, JointFamilyOn},
+    family::{JointFamily, JointFamilyOn},
     model::JointModel,
     outline::{JointOutline, NamedShape},
     siglip::{SiglipSizes, SiglipTower},
     stream::{LayerKind, StreamLayer, StreamShape},
 };
 use crate::pretrained::{
-    error::ModelError, family::ModelTypes, fields::Fields, loader::Loader, pictures::PatchShape,
+    error::ModelError, family::ModelTypes, fields::Fields, loader::Loader, location::FileLocation,
+    pictures::PatchShape,
 };
 
 /// What models of a family have in common beyond their sizes, paths behind `model.`.
@@ -82,6 +83,7 @@ impl TowerDecoderSizes {
             image_side: self.vision.side,
             patches: PatchShape { patch: self.vision.patch, merge: self.shuffle, frames: 1 },
             tensors: self.tensors(within.prefix, layers),
+            modules: Vec::new(),
         })
     }
 

@@ -17,7 +17,7 @@ use coxswain_nn::{
         Adapter, JoinedWeights, LoraLinear,
         linear::{LinearWeight, frozen},
     },
-    params::{BaseWeight, Init, ParamId, TrainableLayout},
+    params::{BaseWeight, Group, Init, ParamId, TrainableLayout},
     pulse,
 };
 
@@ -88,6 +88,8 @@ pub struct Loader<'a, B: ModelBackend> {
     pub device: &'a B::Device,
     /// Bytes that the device may not have taken over yet.
     pub in_flight: Cell<usize>,
+    /// What stands before every name that is asked for, dot included: where in a policy's file a model lies.
+    pub within: &'a str,
 }
 
 impl<B: ModelBackend> Loader<'_, B> {
@@ -135,13 +137,15 @@ impl<B: ModelBackend> Loader<'_, B> {
     /// lie together.
     fn joins(&self, shapes: &[LinearShape]) -> bool {
         let frozen = |LinearShape { module, bias, .. }: &LinearShape| {
-            let trains = |tensor| self.trains.group(&format!("{module}.{tensor}")).is_some();
+            let trains = |tensor| self.group_of(&format!("{module}.{tensor}")).is_some();
             !(trains("weight") || *bias && trains("bias"))
         };
         let width = shapes[0].features[0] * self.dtype.dense().bytes() as usize;
         let alike =
             |shape: &LinearShape| shape.features[0] == shapes[0].features[0] && shape.bias == shapes[0].bias;
-        let updates = |shape: &LinearShape| self.trains.lora.and_then(|plan| plan.adapter(&shape.module));
+        let updates = |shape: &LinearShape| {
+            self.trains.lora.and_then(|plan| plan.adapter(&self.full_name(&shape.module)))
+        };
         let first = updates(&shapes[0]);
         let together = |shape: &LinearShape| match (first, updates(shape)) {
             (None, None) => true,
@@ -171,12 +175,14 @@ impl<B: ModelBackend> Loader<'_, B> {
             }
             None => {
                 let rows = shapes.iter().map(matrix);
-                let rows = rows.map(|(name, shape)| self.checkpoint.matrix(&name, &shape, &shape, dtype));
+                let rows = rows.map(|(name, shape)| {
+                    self.checkpoint.matrix(&self.full_name(&name), &shape, &shape, dtype)
+                });
                 self.placed(stacked(rows, [outputs, inputs], dtype)?)?.into()
             }
         };
         let bias_of = |LinearShape { module, features: [_, outputs], .. }: &LinearShape| {
-            self.checkpoint.vector(&format!("{module}.bias"), *outputs)
+            self.checkpoint.vector(&self.full_name(&format!("{module}.bias")), *outputs)
         };
         let biases = shapes[0].bias.then(|| shapes.iter().map(bias_of));
         let bias_o = biases.map(|biases| self.placed(stacked(biases, [outputs], WeightsDtype::Float32)?));
@@ -187,14 +193,14 @@ impl<B: ModelBackend> Loader<'_, B> {
     fn frozen_linear(&self, module: &str, weight: &str, shape: [usize; 2]) -> Result<Weight<B>, ModelError> {
         match self.packing(module) {
             Some(packing) if B::unpacks(self.device) => Ok(self.packed(weight, shape, packing)?.into()),
-            Some(packing) => Ok(self.checkpoint.quantized(weight, shape, packing)?.into()),
+            Some(packing) => Ok(self.checkpoint.quantized(&self.full_name(weight), shape, packing)?.into()),
             None => Ok(self.matrix(weight, shape)?.into()),
         }
     }
 
     /// How this module's weights are packed, if they are.
     fn packing(&self, module: &str) -> Option<Packing> {
-        self.dtype.packing().filter(|_| (self.checkpoint.rules.packs)(module))
+        self.dtype.packing().filter(|_| (self.checkpoint.rules.packs)(&self.full_name(module)))
     }
 
     /// The weight of a linear layer in few bits on the device.
@@ -204,7 +210,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         shape: [usize; 2],
         packing: Packing,
     ) -> Result<PackedMatrix<B>, ModelError> {
-        let matrix = self.checkpoint.quantized(weight, shape, packing)?;
+        let matrix = self.checkpoint.quantized(&self.full_name(weight), shape, packing)?;
         let bytes = QuantizedMatrix::device_bytes(packing, shape) as usize;
         self.kept(bytes, matrix, |matrix| PackedMatrix::on(&matrix, self.device))
     }
@@ -229,23 +235,33 @@ impl<B: ModelBackend> Loader<'_, B> {
     }
 
     fn registered(&mut self, tensor: &str, shape: &[usize], decay: bool) -> Option<ParamId> {
-        let group = self.trains.group(tensor)?;
-        Some(self.layout.add(tensor.to_owned(), shape, group, decay, Init::Pretrained))
+        let group = self.group_of(tensor)?;
+        Some(self.layout.add(self.full_name(tensor), shape, group, decay, Init::Pretrained))
+    }
+
+    /// The group in which a tensor trains; none if it is frozen.
+    pub(super) fn group_of(&self, tensor: &str) -> Option<Group> {
+        self.trains.group(&self.full_name(tensor))
+    }
+
+    /// The full name of a module or tensor.
+    pub(super) fn full_name(&self, name: &str) -> String {
+        format!("{}{name}", self.within)
     }
 
     /// Registers the adapter of a linear of these features, if it has one.
     pub fn adapter(&mut self, module: &str, features: [usize; 2]) -> Option<Adapter> {
-        Adapter::register(module, features, self.trains.lora, self.layout)
+        Adapter::register(&self.full_name(module), features, self.trains.lora, self.layout)
     }
 
     /// A matrix, by the tensor's full name.
     pub fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Tensor<B, 2>, ModelError> {
-        self.placed(self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())?)
+        self.placed(self.checkpoint.matrix(&self.full_name(name), &shape, &shape, self.dtype.dense())?)
     }
 
     /// A matrix in host memory: where it can be, the mapped file.
     pub fn on_host(&self, name: &str, shape: [usize; 2]) -> Result<TensorData, ModelError> {
-        self.checkpoint.matrix(name, &shape, &shape, self.dtype.dense())
+        self.checkpoint.matrix(&self.full_name(name), &shape, &shape, self.dtype.dense())
     }
 
     /// A tensor of any shape in the file, as a matrix with the same elements.
@@ -255,7 +271,7 @@ impl<B: ModelBackend> Loader<'_, B> {
         expected: &[usize],
         shape: [usize; 2],
     ) -> Result<Tensor<B, 2>, ModelError> {
-        self.placed(self.checkpoint.matrix(name, expected, &shape, self.dtype.dense())?)
+        self.placed(self.checkpoint.matrix(&self.full_name(name), expected, &shape, self.dtype.dense())?)
     }
 
     /// A convolution whose stride is its kernel, as the linear map of a flattened patch that it is: its first
@@ -269,7 +285,7 @@ impl<B: ModelBackend> Loader<'_, B> {
 
     /// A vector that is frozen, by the tensor's full name.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor<B, 1>, ModelError> {
-        self.placed(self.checkpoint.vector(name, len)?)
+        self.placed(self.checkpoint.vector(&self.full_name(name), len)?)
     }
 
     /// A tensor on the device.

@@ -5,7 +5,8 @@
 //! family · fields                     families by `model_type`; fields of JSON files, checked
 //! checkpoint · mapping · reading      safetensors: files, tensors, their bytes
 //! rules · frozen                      what names mean; frozen tensors, known from sizes alone
-//! loader · blocks · stack             tensors to layers; repeated blocks held, streamed or shared out
+//! loader · location · blocks · stack  tensors to layers; where in a file; repeated blocks held, streamed or
+//!                                     shared out
 //! settings · trains · adapters        the section `model` of run files; what trains, and what it starts from
 //! merge · synthetic · tokens          checkpoints written: merged, or of random weights
 //! prompts · pictures · tokenizer_file a micro-batch as models read it; images; tokenizers
@@ -24,6 +25,7 @@ pub mod fields;
 pub mod frozen;
 pub mod job;
 pub mod loader;
+pub mod location;
 mod mapping;
 pub mod merge;
 pub mod pictures;

@@ -12,6 +12,8 @@ use crate::{
         error::ModelError,
         family::ModelTypes,
         job::ForwardJob,
+        loader::Loader,
+        location::FileLocation,
         pictures::{ImageProcessor, PatchShape, PixelBounds, SmartResize},
         synthetic::{SyntheticCheckpoint, SyntheticSummary},
         trains::Trains,
@@ -42,6 +44,10 @@ impl<F: TowersFamily> VlFamily for F {
         Ok(F::Config::read(dir)?.outline())
     }
 
+    fn outline_within(&self, dir: &Path, within: FileLocation<'_>) -> Result<ModelOutline, ModelError> {
+        Ok(cut(F::Config::read(dir)?, within).outline())
+    }
+
     fn patches(&self, dir: &Path) -> Result<PatchShape, DataError> {
         Ok(ModelFacts::read(dir, F::FORM)?.patches)
     }
@@ -63,6 +69,13 @@ impl<F: TowersFamily> VlFamily for F {
     }
 }
 
+fn cut<C: TowersConfig>(config: C, within: FileLocation<'_>) -> C {
+    match within.layers {
+        Some(layers) => config.cut(layers),
+        None => config,
+    }
+}
+
 impl<B: Tape<Base = B>, F: TowersFamilyOn<B>> VlFamilyOn<B> for F {
     fn load(
         &self,
@@ -73,6 +86,16 @@ impl<B: Tape<Base = B>, F: TowersFamilyOn<B>> VlFamilyOn<B> for F {
         device: &B::Device,
     ) -> Result<Box<dyn VisionLanguage<B>>, ModelError> {
         Ok(Box::new(TwoTowers::<B, F::Tower>::load(dir, options, trains, layout, device)?))
+    }
+
+    fn load_within(
+        &self,
+        dir: &Path,
+        within: FileLocation<'_>,
+        loader: &mut Loader<'_, B>,
+    ) -> Result<Box<dyn VisionLanguage<B>>, ModelError> {
+        let (config, options) = (cut(F::Config::read(dir)?, within), LoadOptions::from(loader.dtype));
+        Ok(Box::new(TwoTowers::<B, F::Tower>::assemble(&config, loader, options)?))
     }
 
     fn trunk(

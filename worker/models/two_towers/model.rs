@@ -53,8 +53,7 @@ impl<B: ModelBackend, V: VisionTower<B>> TwoTowers<B, V> {
     ) -> Result<Self, ModelError> {
         let (options, trains) = (options.into(), trains.into());
         let (config, rules) = (V::Config::read(dir)?, V::Config::RULES);
-        let (sizes, outline) = (config.sizes(), config.outline());
-        let LoadOptions { dtype, blocks, table, .. } = options;
+        let LoadOptions { dtype, blocks, .. } = options;
         let checkpoint = Arc::new(Checkpoint::open_for(dir, rules, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
@@ -62,12 +61,22 @@ impl<B: ModelBackend, V: VisionTower<B>> TwoTowers<B, V> {
             precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
-        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
-        let vision = V::load(&mut loader, config.vision())?;
-        let embedding = Embedding::load(&mut loader, &sizes, table)?;
-        let text = TextModel::load(&mut loader, &sizes.text)?;
-        let adapted = trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
-        let head = (options.head || adapted).then(|| embedding.head(&mut loader, &sizes)).transpose()?;
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
+        Self::assemble(&config, &mut loader, options)
+    }
+
+    /// Reads what `loader` names, of a model of this configuration.
+    pub fn assemble(
+        config: &V::Config,
+        loader: &mut Loader<'_, B>,
+        options: LoadOptions,
+    ) -> Result<Self, ModelError> {
+        let (sizes, outline) = (config.sizes(), config.outline());
+        let vision = V::load(loader, config.vision())?;
+        let embedding = Embedding::load(loader, &sizes, options.table)?;
+        let text = TextModel::load(loader, &sizes.text)?;
+        let adapted = loader.trains.lora.is_some_and(|plan| plan.adapter("lm_head").is_some());
+        let head = (options.head || adapted).then(|| embedding.head(loader, &sizes)).transpose()?;
         Ok(Self { sizes, vision, text, outline, embedding, head })
     }
 

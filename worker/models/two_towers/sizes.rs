@@ -105,6 +105,9 @@ pub trait TowersConfig: fmt::Debug + Sized {
     /// Reads `config.json` of a model directory.
     fn read(dir: &Path) -> Result<Self, ModelError>;
 
+    /// The same with the first so many decoder layers; with all if there are not more.
+    fn cut(self, layers: usize) -> Self;
+
     /// Sizes of both towers.
     fn sizes(&self) -> TowersSizes;
 

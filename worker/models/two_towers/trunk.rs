@@ -52,7 +52,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> TowerTrunk<B, V> {
         }
         let (layout, trains) = (&mut TrainableLayout::default(), Trains::default());
         let in_flight = Cell::default();
-        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         Ok(Self { stem: V::Stem::load(&mut loader, &sizes)?, device: device.clone() })
     }
 }

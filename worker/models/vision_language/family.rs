@@ -14,6 +14,8 @@ use crate::pretrained::{
     error::ModelError,
     family::ModelTypes,
     job::ForwardJob,
+    loader::Loader,
+    location::FileLocation,
     pictures::{ImageProcessor, PatchShape, PixelBounds},
     synthetic::{SyntheticCheckpoint, SyntheticSummary},
     trains::Trains,
@@ -23,6 +25,12 @@ use crate::pretrained::{
 pub trait VlFamily: ModelTypes {
     /// What `config.json` of a model says.
     fn outline(&self, dir: &Path) -> Result<ModelOutline, ModelError>;
+
+    /// The same of a model that lies within a policy's file. `dir` is the model's own directory, for
+    /// `config.json` alone.
+    fn outline_within(&self, dir: &Path, _within: FileLocation<'_>) -> Result<ModelOutline, ModelError> {
+        Err(not_within(dir))
+    }
 
     /// Sizes of the patches that a model's images are cut into.
     fn patches(&self, dir: &Path) -> Result<PatchShape, DataError>;
@@ -53,6 +61,17 @@ pub trait VlFamilyOn<B: Tape<Base = B>>: VlFamily {
         device: &B::Device,
     ) -> Result<Box<dyn VisionLanguage<B>>, ModelError>;
 
+    /// Reads a model that lies within a policy's file, of which `loader` reads. `dir` is the model's own
+    /// directory, for `config.json` alone.
+    fn load_within(
+        &self,
+        dir: &Path,
+        _within: FileLocation<'_>,
+        _loader: &mut Loader<'_, B>,
+    ) -> Result<Box<dyn VisionLanguage<B>>, ModelError> {
+        Err(not_within(dir))
+    }
+
     /// Reads the first `depth` blocks of a model's vision tower, frozen, and nothing else of it.
     fn trunk(
         &self,
@@ -64,4 +83,13 @@ pub trait VlFamilyOn<B: Tape<Base = B>>: VlFamily {
 
     /// One forward pass from file to file, for comparison with other implementations.
     fn forward(&self, job: &ForwardJob<'_>, device: &B::Device) -> Result<(), ModelError>;
+}
+
+/// The answer of families that no policy's file holds.
+fn not_within(dir: &Path) -> ModelError {
+    ModelError::Config {
+        path: dir.join("config.json"),
+        field: "model_type".into(),
+        problem: "of a family that cannot be read from within a policy's file".into(),
+    }
 }

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use coxswain_models::{
-    joint::{FileLocation, JointOutline, LayerKind, StreamShape, outline::NamedShape},
-    pretrained::{checkpoint::Checkpoint, error::ModelError, fields::Fields},
+    joint::{JointOutline, LayerKind, StreamShape, outline::NamedShape},
+    pretrained::{checkpoint::Checkpoint, error::ModelError, fields::Fields, location::FileLocation},
 };
 
 use super::{

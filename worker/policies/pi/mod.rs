@@ -38,9 +38,9 @@ mod tests;
 mod timed_suffix;
 pub mod tuning;
 
+pub(crate) use self::network::load;
 pub use self::{
     config::{PALIGEMMA, PiConfig},
     names::PiKind,
     prompt::{bins, told_tokens},
 };
-pub(crate) use self::{names::VLM, network::load};

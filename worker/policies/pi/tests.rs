@@ -16,7 +16,6 @@ use coxswain_models::{
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
-    files::{floats, read_tensors},
     lora::{Lora, LoraTargets},
     params::{Group, ParamSpec, TrainableLayout, Trainables},
 };
@@ -28,6 +27,7 @@ use super::{tuning::tuned, *};
 use crate::{
     PassJob, PolicyFiles, PolicyKind,
     directory::PolicyDirectory,
+    golden::{ACTIONS, GRADIENTS, Tensors, VALUES, close, golden_at, read},
     pass::{self, PassPolicy},
     pass_files::PassInputs,
     tuning::TuningSettings,
@@ -36,10 +36,6 @@ use crate::{
 mod pi0;
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/pi05");
-/// What of the difference to LeRobot, over the largest value, is let through: values, gradients, actions.
-const VALUES: f32 = 1e-5;
-const GRADIENTS: f32 = 1e-3;
-const ACTIONS: f32 = 1e-4;
 /// As the fixture's adapters were made.
 const ADAPTED: &str = concat!(
     r".*(language_model|gemma_expert\.model)\..*(proj|dense)|.*multi_modal_projector\.linear|",
@@ -56,38 +52,9 @@ const TAKEN: [&str; 7] = [
     "time",
 ];
 
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
 /// A file of the golden case, images in 0..1; and what is said about it.
 fn golden(file: &str) -> (Tensors, Value) {
     golden_at(AT, file)
-}
-
-fn golden_at(dir: &str, file: &str) -> (Tensors, Value) {
-    let bytes = fs::read(Path::new(dir).join(file)).expect("part of the repository");
-    let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
-    let about = header.metadata().as_ref().and_then(|all| serde_json::from_str(all.get("about")?).ok());
-    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let tensors = file.tensors().into_iter().map(|(name, view)| {
-        let most = if name.starts_with("observation.images") { 255.0 } else { 1.0 };
-        let values = floats(&view).unwrap_or_else(|| match view.dtype() {
-            Dtype::I32 => {
-                let ids = view.data().chunks(4);
-                ids.map(|id| i32::from_le_bytes(id.try_into().expect("4 bytes")) as f32).collect()
-            }
-            _ => view.data().iter().map(|byte| f32::from(*byte) / most).collect(),
-        });
-        (name, (view.shape().to_vec(), values))
-    });
-    (tensors.collect(), about.unwrap_or_default())
-}
-
-fn close(what: &str, found: &[f32], expected: &[f32], most: f32) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(1e-12f32, |most, value| most.max(value.abs()));
-    let off = found.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-    println!("{what}: {:.1e}", off / largest);
-    assert!(off <= most * largest, "{what}: {off:e} of {largest:e}");
 }
 
 /// The golden policy, or one in another directory, of which something trains.
@@ -132,7 +99,7 @@ impl Case {
             policy: &*policy,
             trainables: &trainables,
             image: self.outline.image_token,
-            images: kind.images(&self.outline),
+            images: &*kind.images(&self.backbone, &self.outline).expect("they need nothing"),
             prompts: &*prompts,
             recompute: self.recompute,
             device: &device,
@@ -141,11 +108,6 @@ impl Case {
         pass::run_through(job, &PassInputs::from_file(&inputs).expect("just written"), of).expect("it runs");
         (read(&out), params)
     }
-}
-
-fn read(file: &Path) -> Tensors {
-    let found = read_tensors(file).expect("written").into_iter();
-    found.map(|tensor| (tensor.name, (tensor.shape, tensor.values))).collect()
 }
 
 /// LeRobot's inputs as a file, without some; and where results go.

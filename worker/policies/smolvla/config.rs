@@ -3,8 +3,8 @@
 //! Keys whose other values LeRobot has and this project has not are refused by name.
 
 use coxswain_models::{
-    joint::{FileLocation, JointOutline, LayerKind, StreamShape, outline::NamedShape},
-    pretrained::{error::ModelError, fields::Fields},
+    joint::{JointOutline, LayerKind, StreamShape, outline::NamedShape},
+    pretrained::{error::ModelError, fields::Fields, location::FileLocation},
 };
 use serde_json::Value;
 

@@ -33,5 +33,5 @@ mod pass_tests;
 mod tests;
 pub mod tuning;
 
+pub(crate) use self::network::load;
 pub use self::{config::SmolVlaConfig, names::RULES};
-pub(crate) use self::{names::VLM, network::load};

@@ -19,7 +19,7 @@ use coxswain_models::{
     pretrained::{
         adapters::TunedModules,
         checkpoint::CheckpointDir,
-        pictures::{ImageProcessor, Rgb},
+        pictures::Rgb,
         prompts::{Prompts, Rows},
     },
     vision_language::PromptForm,

@@ -252,7 +252,7 @@ impl InputMakers {
     pub fn images(&self, vla: &VlaSettings) -> Result<Box<dyn ImageProcessor>, DataError> {
         match self {
             Self::Model { family, dir, .. } => family.images(dir, vla.data.pixel_bounds()),
-            Self::Policy(base) => Ok(Box::new(base.kind.images(&base.outline))),
+            Self::Policy(base) => Ok(base.kind.images(&base.backbone, &base.outline)?),
         }
     }
 

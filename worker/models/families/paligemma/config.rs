@@ -83,7 +83,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::joint::FileLocation;
+    use crate::pretrained::location::FileLocation;
 
     /// paligemma-3b-pt-224, as published.
     fn published() -> Value {

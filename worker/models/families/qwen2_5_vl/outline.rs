@@ -5,7 +5,7 @@ use std::path::Path;
 use coxswain_nn::lora::Module;
 
 use super::{
-    config::{QwenConfig, VisionConfig},
+    config::{QwenConfig, TextConfig, VisionConfig},
     modules::modules,
     rules::RULES,
 };
@@ -23,6 +23,11 @@ impl TowersConfig for QwenConfig {
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
         Self::from_dir(dir)
+    }
+
+    fn cut(self, layers: usize) -> Self {
+        let text = TextConfig { num_layers: self.text.num_layers.min(layers), ..self.text };
+        Self { text, ..self }
     }
 
     fn sizes(&self) -> TowersSizes {

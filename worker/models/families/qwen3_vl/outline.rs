@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     pretrained::{error::ModelError, pictures::PatchShape, rules::Rules},
-    two_towers::sizes::{TowersConfig, TowersSizes},
+    two_towers::sizes::{TextSizes, TowersConfig, TowersSizes},
 };
 
 impl TowersConfig for Qwen3VlConfig {
@@ -23,6 +23,11 @@ impl TowersConfig for Qwen3VlConfig {
 
     fn read(dir: &Path) -> Result<Self, ModelError> {
         Self::from_dir(dir)
+    }
+
+    fn cut(self, layers: usize) -> Self {
+        let text = TextSizes { num_layers: self.text.num_layers.min(layers), ..self.text };
+        Self { text, ..self }
     }
 
     fn sizes(&self) -> TowersSizes {

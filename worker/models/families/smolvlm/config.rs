@@ -78,7 +78,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::joint::FileLocation;
+    use crate::pretrained::location::FileLocation;
 
     /// SmolVLM2-500M-Video-Instruct, as published.
     fn published() -> Value {

@@ -109,7 +109,7 @@ impl<B: Tape<Base = B>> T5<B> {
             precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight, blocks) = (&checkpoint, Cell::default(), BlockWeights::Held);
-        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         let shape = [config.vocab_size, config.d_model];
         let table_vd = match loader.trained_table(&config.table, shape) {
             Some(id) => BaseWeight::Trained(id),

@@ -10,7 +10,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use super::resize::{Rgb, resize};
+use super::resize::{KernelBits, Rgb, resize};
 
 /// What is done to an image before `smart_resize`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ fn letterbox(image: Rgb, side: usize) -> Rgb {
     let fitted = |length: usize| ((length as f64 / ratio) as usize).clamp(1, side);
     let image = {
         let (height, width) = (fitted(image.height), fitted(image.width));
-        resize(image, height, width)
+        resize(image, height, width, KernelBits::Most)
     };
     let (top, left) = ((side - image.height) / 2, (side - image.width) / 2);
     let mut pixels = vec![0; side * side * 3];

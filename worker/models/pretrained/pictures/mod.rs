@@ -5,7 +5,7 @@
 //! image          what an image is to a model, and what makes it so
 //! fit            letterbox, crop: what comes before the resize
 //! smart_resize   any size to multiples of a merged square of patches, cut into patches
-//! resize         bicubic, as Pillow's
+//! resize         bicubic, as Pillow's or as PyTorch's on bytes
 //! shape          sizes of patches
 //! ```
 
@@ -21,7 +21,7 @@ pub use coxswain_data::pictures::image_size;
 pub use self::{
     fit::Fit,
     image::{ImageInput, ImageProcessor, PixelBounds, decode, decode_sized},
-    resize::Rgb,
+    resize::{KernelBits, Rgb, resize},
     shape::{ImageShape, PatchShape},
     smart_resize::{DEFAULT_MAX_PIXELS, SmartResize, smart_resize},
 };

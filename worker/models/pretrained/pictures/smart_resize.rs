@@ -20,7 +20,7 @@ use super::{
     fit::Fit,
     image::{ImageInput, ImageProcessor, PixelBounds},
     preprocessor::Preprocessor,
-    resize::{Rgb, resize},
+    resize::{KernelBits, Rgb, resize},
     shape::{ImageShape, PatchShape},
 };
 
@@ -69,7 +69,8 @@ impl SmartResize {
 
     fn at(&self, grid: ImageShape, image: Rgb) -> ImageInput {
         let [_, grid_h, grid_w] = grid.map(|g| g as usize);
-        let image = resize(self.fit.apply(image), grid_h * self.shape.patch, grid_w * self.shape.patch);
+        let (height, width) = (grid_h * self.shape.patch, grid_w * self.shape.patch);
+        let image = resize(self.fit.apply(image), height, width, KernelBits::Most);
         ImageInput { pixel_values: self.cut(&image, grid_h, grid_w), shape: grid }
     }
 

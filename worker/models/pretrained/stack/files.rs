@@ -37,8 +37,9 @@ pub(super) fn wanted<B: ModelBackend>(
 ) -> Result<Vec<TensorRequest>, ModelError> {
     let mut wanted = Vec::new();
     let mut find = |name: &str, shape: &[usize], dtype| -> Result<(), ModelError> {
-        if loader.trains.group(name).is_none() {
-            wanted.push(TensorRequest { at: loader.checkpoint.locate(name, shape)?, dtype });
+        if loader.group_of(name).is_none() {
+            let at = loader.checkpoint.locate(&loader.full_name(name), shape)?;
+            wanted.push(TensorRequest { at, dtype });
         }
         Ok(())
     };

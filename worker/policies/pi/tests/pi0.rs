@@ -4,23 +4,10 @@
 use tempfile::TempDir;
 
 use super::*;
+use crate::golden::{hold, wave, write_weights};
 
 const PI0: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/pi0");
 const EXPECTED: &str = "expected.safetensors";
-
-/// Numbers of variance 1: Murmur's last mixing of FNV-1a of the name and of their place.
-fn wave(name: &str, count: usize) -> Vec<f64> {
-    let of_name =
-        name.bytes().fold(0x811C_9DC5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    let mixed = |place: u32| {
-        let x = place.wrapping_mul(0x9E37_79B9) ^ of_name;
-        let x = (x ^ (x >> 16)).wrapping_mul(0x85EB_CA6B);
-        let x = (x ^ (x >> 13)).wrapping_mul(0xC2B2_AE35);
-        x ^ (x >> 16)
-    };
-    let number = |place| (f64::from(mixed(place)) / 2f64.powi(32) - 0.5) * 12f64.sqrt();
-    (0..count as u32).map(number).collect()
-}
 
 fn by_formula(name: &str, shape: &[usize]) -> Vec<f32> {
     let behind: usize = shape[1..].iter().product();
@@ -34,17 +21,6 @@ fn by_formula(name: &str, shape: &[usize]) -> Vec<f32> {
         _ => v / (behind as f64).sqrt(),
     };
     wave(name, shape.iter().product()).into_iter().map(|v| value(v) as f32).collect()
-}
-
-fn write_weights(dir: &Path, tensors: &[(String, Vec<usize>)]) {
-    let bytes = |name: &str, shape: &[usize]| -> Vec<u8> {
-        by_formula(name, shape).iter().flat_map(|value| value.to_le_bytes()).collect()
-    };
-    let all: Vec<_> = tensors.iter().map(|(name, shape)| (name, shape, bytes(name, shape))).collect();
-    let views = all.iter().map(|(name, shape, bytes)| {
-        (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).expect("its shape"))
-    });
-    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("written");
 }
 
 /// The golden policy's directory, with its weights.
@@ -62,30 +38,14 @@ fn policy() -> TempDir {
     }
     // Sizes of the expert are those of the file.
     let gate = "model.paligemma_with_expert.gemma_expert.model.layers.0.mlp.gate_proj.weight";
-    write_weights(dir.path(), &[(gate.to_owned(), vec![20, 12])]);
+    write_weights(dir.path(), &[(gate.to_owned(), vec![20, 12])], by_formula);
     let case = Case::of(dir.path(), TuningSettings::default());
-    write_weights(dir.path(), &tensors(&case));
+    write_weights(dir.path(), &tensors(&case), by_formula);
     dir
 }
 
 fn tensors(case: &Case) -> Vec<(String, Vec<usize>)> {
     [&case.outline.tensors[..], &case.config.own_tensors(&case.outline)].concat()
-}
-
-/// Gradients by their names against the reference's rows, of which there is one for each that is not 0.
-fn hold(what: &str, found: &BTreeMap<String, &Vec<f32>>, reference: &(Vec<usize>, Vec<f32>)) {
-    let (shape, rows) = reference;
-    let there: Vec<_> = found.iter().filter(|(_, g)| g.iter().any(|value| *value != 0.0)).collect();
-    assert_eq!(there.len(), shape[0], "{what}: {:?}", there.iter().map(|(name, _)| name).collect::<Vec<_>>());
-    for ((name, g), row) in there.into_iter().zip(rows.chunks(4)) {
-        let product = |wave: &[f64]| g.iter().zip(wave).map(|(g, w)| f64::from(*g) * w).sum::<f64>();
-        let size = g.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-        let waves = (0..3).map(|number| product(&wave(&format!("{name}.{number}"), g.len())));
-        for (found, expected) in std::iter::once(size).chain(waves).zip(row) {
-            let off = (found - f64::from(*expected)).abs() / f64::from(row[0]);
-            assert!(off <= f64::from(GRADIENTS), "{what}: {name}: {found} and {expected}, off by {off:e}");
-        }
-    }
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn frames_and_tasks_become_what_lerobot_makes_of_them() {
     let batch = Batch::of(&expected, &config);
     let kind = PolicyKind::SmolVla(config);
     let prompts = kind.prompts(&backbone, &outline, &form).expect("it opens");
-    let images = kind.images(&outline);
+    let images = kind.images(&backbone, &outline).expect("they need nothing");
     let seq = batch.ids.len() / batch.valid.len();
     for (row, task) in expected.about["tasks"].as_array().expect("a list").iter().enumerate() {
         let shapes = vec![images.shape(24, 32).expect("a shape"); 2 - row];

@@ -222,7 +222,7 @@ fn kept_features_give_the_bits_of_the_pixels() {
     let (policy, trainables) = policy_of(asked(&lora, &[]));
     let expected = LeRobotReference::read();
     let step = Step::of(&expected, &config());
-    let features = policy.image_features(&trainables, step.batch.observed()).expect("it fits");
+    let features = policy.features(&trainables, step.batch.observed()).expect("it fits");
     assert_eq!(features.dims()[1], policy.feature_width());
     let features = vector(features);
     let observed = PolicyObservation { features: Some(&features), ..step.batch.observed() };

@@ -51,7 +51,7 @@ fn told(name: &str, dims: &[usize], names: &[String], mode: NormMode) -> String 
     let more = if dims.len() > NAMED { format!(" and {} more", dims.len() - NAMED) } else { String::new() };
     let (of, s) = if dims.len() == 1 { ("dimension", "s") } else { ("dimensions", "") };
     let consequence = match mode {
-        NormMode::Identity => "the model learns nothing from it",
+        NormMode::Identity | NormMode::MinMaxClamped => "the model learns nothing from it",
         NormMode::MeanStd | NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => {
             "normalization divides by a spread of 0, so any other value becomes 1e8 times too large when \
              the policy runs"

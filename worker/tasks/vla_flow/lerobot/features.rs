@@ -1,10 +1,12 @@
-//! What may be kept of a policy: features of images, which tower and connector make of pixels alone.
+//! What may be kept of a policy: features of images, which tower and connector make of pixels alone; or
+//! hidden states of whole prompts, where a policy reads those.
 
-use coxswain_models::pretrained::rules::Place;
+use coxswain_models::pretrained::frozen::frozen_tensors;
 use coxswain_nn::{
     kernels::Tape,
     params::{Group, Trainables},
 };
+use coxswain_policies::KeptTokens;
 use coxswain_task::{Batch, CachedFeatures, Extractor, FeatureShape, FrozenWeights, TaskError};
 
 use super::PolicyObjective;
@@ -13,25 +15,27 @@ use crate::{
     vla_flow::{base::PolicyBase, data::MicroBatch},
 };
 
-/// Where they are taken.
-const TAP: &str = "the features of the images (tower and connector)";
-
 /// Which tokens of a sample have features.
 pub fn shape(base: &PolicyBase) -> FeatureShape {
-    let tokens = base.outline.image_tokens();
-    FeatureShape::new(base.outline.layer.width, move |_, images| images.len() * tokens)
+    let width = base.outline.layer.width;
+    match base.kind.kept(&base.outline) {
+        KeptTokens::Images(tokens) => FeatureShape::new(width, move |_, images| images.len() * tokens),
+        KeptTokens::Prompt => FeatureShape::every_token(width),
+    }
 }
 
 impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     fn tap(&self) -> String {
-        TAP.into()
+        match self.base.kind.kept(&self.base.outline) {
+            KeptTokens::Images(_) => "the features of the images (tower and connector)".into(),
+            KeptTokens::Prompt => "the hidden states of the prompts".into(),
+        }
     }
 
     fn describe(&self) -> Vec<String> {
         vec![
-            format!("features: {TAP}"),
-            "skipped for cached samples: reading and scaling images, the vision tower and the connector"
-                .into(),
+            format!("features: {}", self.tap()),
+            format!("skipped for cached samples: reading and scaling images, {}", self.skipped()),
             "every step: the same parameters as without a cache".into(),
         ]
     }
@@ -46,8 +50,13 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
 
     fn row_values(&self, batch: &dyn Batch) -> Vec<usize> {
         let batch: &MicroBatch = batch.content();
-        let values = self.base.outline.image_tokens() * self.base.outline.layer.width;
-        batch.images_per_row.iter().map(|&images| images as usize * values).collect()
+        let width = self.base.outline.layer.width;
+        match self.base.kind.kept(&self.base.outline) {
+            KeptTokens::Images(tokens) => {
+                batch.images_per_row.iter().map(|&images| images as usize * tokens * width).collect()
+            }
+            KeptTokens::Prompt => batch.valid.iter().map(|row| row.len() * width).collect(),
+        }
     }
 
     fn compute(&self, trainables: &Trainables<B>, batch: &dyn Batch) -> Result<CachedFeatures, TaskError> {
@@ -57,12 +66,22 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     fn frozen(&self) -> Result<Box<dyn FrozenWeights>, TaskError> {
         let PolicyBase { directory, outline, kind, .. } = &self.base;
         let rules = kind.rules();
-        let below = outline.tensors.iter().map(|(name, _)| name.clone());
-        let below = below.filter(|name| matches!((rules.place)(name), Place::Vision(_)));
+        let below = frozen_tensors(rules, &self.base.modules()).into_iter().map(|tensor| tensor.name);
+        let below = below.filter(|name| kind.is_kept_above(name));
         let sizes = (outline.image_side, outline.patches, outline.layer);
         let dtype = self.settings.model.weights_dtype;
         let about = format!("{}\n{}\n{dtype:?}\n{sizes:?}", directory.kind(), B::name(&self.passes.device));
         let tensors = FrozenTensors::from_checkpoint(&directory.dir, rules, below, &about);
         Ok(Box::new(tensors.map_err(TaskError::bad_input)?))
+    }
+}
+
+impl<B: Tape<Base = B>> PolicyObjective<B> {
+    /// What need not run.
+    fn skipped(&self) -> &'static str {
+        match self.base.kind.kept(&self.base.outline) {
+            KeptTokens::Images(_) => "the vision tower and the connector",
+            KeptTokens::Prompt => "and the vision-language model",
+        }
     }
 }

@@ -20,7 +20,7 @@ mod tests;
 
 pub(super) use self::{
     objective::{POLICY_DIR, PolicyObjective},
-    passes::{PolicyPasses, TunedPolicy},
+    passes::{PolicyPasses, TunedPolicy, convention},
     starter::PolicyStart,
     subject::PolicySubject,
 };

@@ -116,13 +116,12 @@ pub(super) fn check(
         }
     }
     let tuned = base.tuned(settings)?;
-    let connector = base.kind.connector();
-    let is_connector = |module: &&ModelModule| module.name == connector;
-    let trains =
-        base.modules().iter().find(is_connector).is_some_and(|module| tuned.trains().touches(module));
-    if spec.cache.mode != CacheMode::Off && trains {
+    let below = |module: &ModelModule| base.kind.is_kept_above(&format!("{}.weight", module.name));
+    let trains = |module: &ModelModule| below(module) && tuned.trains().touches(module);
+    let found = base.modules().into_iter().find(trains).filter(|_| spec.cache.mode != CacheMode::Off);
+    if let Some(ModelModule { name, .. }) = found {
         let problem = format!(
-            "is `exact`, but `{connector}` trains, and every feature comes after it; take it out of lora.targets and model.train, or use `off`"
+            "is `exact`, but `{name}` trains, and what is cached comes after it; take it out of lora.targets and model.train, or use `off`"
         );
         return Err(PolicyError::Setting { field: "cache.mode", problem });
     }

@@ -7,13 +7,12 @@ use burn::tensor::{Tensor, TensorData};
 use coxswain_models::{
     Shelf,
     pretrained::{adapters::TunedModules, checkpoint::CheckpointDir, prompts::DropoutKeys},
-    vision_language::PassError,
 };
 use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::{Draws, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
+use coxswain_policies::{Draws, NoiseEnd, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
@@ -28,8 +27,14 @@ use crate::vla_flow::{
 
 /// All of the policy, as its time is shown.
 const STAGE: &str = "expert";
-/// LeRobot's.
-const CONVENTION: FlowConvention = FlowConvention::NoiseAtOne;
+
+/// A policy's, by the time at which actions are noise.
+pub fn convention(noise: NoiseEnd) -> FlowConvention {
+    match noise {
+        NoiseEnd::Zero => FlowConvention::NoiseAtZero,
+        NoiseEnd::One => FlowConvention::NoiseAtOne,
+    }
+}
 
 /// A policy, and what of it trains in a run.
 #[derive(Clone, Copy)]
@@ -119,7 +124,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let (velocity, backward) = self
             .policy
             .forward_kept(trainables, self.training(batch), self.observed(batch, &padded), draws)
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .map_err(|error| failed(batch, error))?;
         let clean = self.clean(batch, &padded, self.counted_widths(batch, &padded));
         let loss = flow::squared_error(&download(velocity), &noised.target, clean);
         check_finite(batch, &loss.per_sample)?;
@@ -149,7 +154,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .sampler(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .map_err(|error| failed(batch, error))?;
         let draws = Draws { times: &noised.times, noisy: &noised.noisy };
         let clean = self.clean(batch, &padded, self.counted_widths(batch, &padded));
         let loss = flow::squared_error(&download(velocity(draws)), &noised.target, clean);
@@ -186,10 +191,14 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         let velocity = self
             .policy
             .sampler(trainables, self.observed(batch, &padded))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
-        Ok(flow::sample(CONVENTION, self.policy.sizes().steps, start, |x, t| {
+            .map_err(|error| failed(batch, error))?;
+        Ok(flow::sample(self.convention(), self.policy.sizes().steps, start, |x, t| {
             download(velocity(Draws { times: &vec![t; batch.len()], noisy: x }))
         }))
+    }
+
+    fn convention(&self) -> FlowConvention {
+        convention(self.policy.sizes().noise)
     }
 
     fn width(&self) -> usize {
@@ -197,7 +206,12 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     }
 
     fn padded(&self, batch: &MicroBatch) -> PolicyBatch {
-        let PolicySizes { padded: [state, action], counts_padding, .. } = self.policy.sizes();
+        let PolicySizes { padded: [state, action], counts_padding, blanks_padding, .. } = self.policy.sizes();
+        let mut actions = widened(&batch.actions, batch.action_valid.len(), action);
+        if blanks_padding {
+            let steps = actions.chunks_mut(action).zip(&batch.action_valid);
+            steps.filter(|(_, valid)| **valid == 0.0).for_each(|(step, _)| step.fill(0.0));
+        }
         let valid = match counts_padding {
             true => vec![1.0; batch.action_valid.len()],
             false => batch.action_valid.clone(),
@@ -205,7 +219,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         PolicyBatch {
             valid,
             state: widened(&batch.state, batch.len(), state),
-            actions: widened(&batch.actions, batch.action_valid.len(), action),
+            actions,
             widths: vec![action; batch.len()],
         }
     }
@@ -230,7 +244,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             samples: &batch.sample_indices,
             images_per_row: &batch.images_per_row,
         };
-        Training { recompute: self.recompute, dropout: self.drops.then_some(keys) }
+        let drops = self.drops || self.policy.sizes().drops;
+        Training { recompute: self.recompute, dropout: drops.then_some(keys) }
     }
 
     /// Features of a micro-batch's images, to be kept.
@@ -245,8 +260,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         }
         let features = self
             .policy
-            .image_features(trainables, self.observed(batch, &self.padded(batch)))
-            .map_err(|error| failed(batch, PassError::from(error)))?;
+            .features(trainables, self.observed(batch, &self.padded(batch)))
+            .map_err(|error| failed(batch, error))?;
         Ok(CachedFeatures { width, values: download(features) })
     }
 
@@ -267,6 +282,6 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
 
     fn noised(&self, batch: &MicroBatch, padded: &PolicyBatch) -> NoisyActions {
         let keys = FlowKeys { seed: self.seed, step: batch.step.0, repeats: 1 };
-        flow::noise(CONVENTION, keys, self.clean(batch, padded, &padded.widths))
+        flow::noise(self.convention(), keys, self.clean(batch, padded, &padded.widths))
     }
 }

@@ -101,6 +101,12 @@ impl PolicyStart {
         file.lines(format_args!("  betas: [{}, {}]", beta(0, 0.9), beta(1, 0.95)));
         file.lines(format_args!("  eps: {:e}", number("optimizer_eps", 1e-8)));
         file.lines(format_args!("  weight_decay: {:e}", number("optimizer_weight_decay", 1e-10)));
+        // Its preset says it in code, and of its schedule the file has the warm-up alone.
+        let ratio = fields.get("warmup_ratio").filter(|_| matches!(self.kind, PolicyKind::Gr00t(_)));
+        if let Some(ratio) = ratio {
+            file.lines(format_args!("  clip_norm: 1\n  warmup_ratio: {ratio}\n  min_lr_ratio: 0\n"));
+            return Ok(());
+        }
         file.lines(format_args!("  clip_norm: {}", number("optimizer_grad_clip_norm", 10.0)));
         file.lines(format_args!(
             "  warmup_ratio: {:.4} # of a longer run than {decay} steps: warmup_steps: {warm_up}, decay_steps: {decay}",

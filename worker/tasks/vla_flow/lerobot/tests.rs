@@ -23,6 +23,7 @@ use crate::vla_flow::{
     data::{Dataset, MicroBatch, collate},
 };
 
+mod gr00t;
 mod pi;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");

@@ -18,6 +18,7 @@ use coxswain_data::{
 use coxswain_models::{Shelf, pretrained::pictures::Fit};
 use coxswain_nn::kernels::sizes::Sizes;
 use coxswain_policies::{
+    PolicyKind,
     directory::{Feature, is_policy},
     export::PROCESSORS,
 };
@@ -27,17 +28,14 @@ use crate::{
     settings::unread,
     vla_flow::{
         base::{PolicyBase, starts_from_policy},
-        config::{FlowConvention, HeadKind, VlaSettings},
+        config::{HeadKind, VlaSettings},
         data::{
             CameraInput, Chunk, DeltaActions, Flow, NumericFeature, PaddedSizes, PolicyFile, STATS_FILE,
             path_of,
         },
-        lerobot::POLICY_DIR,
+        lerobot::{POLICY_DIR, convention},
     },
 };
-
-/// LeRobot's name of the step that normalises what a policy takes.
-const NORMALIZER: &str = "normalizer_processor";
 
 /// A policy, described.
 pub(super) struct PolicyDescription {
@@ -143,7 +141,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         pixels: [outline.image_side * outline.image_side; 2],
         flow: Flow {
             head: HeadKind::Flow,
-            convention: FlowConvention::NoiseAtOne,
+            convention: convention(config.noise),
             sampling_steps: config.steps,
             heads: outline.layer.heads,
             seed: spec.run.seed,
@@ -151,7 +149,7 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         padded: Some(PaddedSizes { state, action }),
         observation: None,
     };
-    let kept = directory.kept_by(PROCESSORS[0], NORMALIZER)?;
+    let kept = PolicyKind::statistics(directory).map_err(unread)?;
     let mut stats = BTreeMap::<String, FeatureStats>::new();
     for (name, values) in kept {
         if let Some((feature, what)) = name.rsplit_once('.') {

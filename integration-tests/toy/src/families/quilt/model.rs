@@ -70,7 +70,7 @@ impl<B: ModelBackend> Quilt<B> {
             precision::follow(dtype.dense());
         }
         let (checkpoint, in_flight) = (&Arc::new(checkpoint), Default::default());
-        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight };
+        let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         let (width, projection) = (config.hidden_size, patches(&config));
         let patches = loader.linear(&projection.module, projection.features, projection.bias)?;
         let (table, shape) = (format!("{TABLE}.weight"), [config.vocab_size, width]);

@@ -207,6 +207,7 @@ fn normalisation_is_lerobot_s_formula_in_every_mode() {
         (NormMode::Identity, x),
         (NormMode::MeanStd, (x - 1.0) / (2.0 + 1e-8)),
         (NormMode::MinMax, 2.0 * (x + 4.0) / 8.0 - 1.0),
+        (NormMode::MinMaxClamped, (2.0 * (x + 4.0) / 8.0 - 1.0).clamp(-1.0, 1.0)),
         (NormMode::Quantiles, 2.0 * (x + 2.0) / 4.0 - 1.0),
         (NormMode::Quantile10, 2.0 * (x + 1.0) / 4.0 - 1.0),
     ];
@@ -231,7 +232,13 @@ fn a_feature_that_never_moves_is_normalised_without_infinities() {
         }
         s["action"]["std"] = serde_json::json!([0.0, 0.0]);
     });
-    for mode in [NormMode::MeanStd, NormMode::MinMax, NormMode::Quantiles, NormMode::Quantile10] {
+    for mode in [
+        NormMode::MeanStd,
+        NormMode::MinMax,
+        NormMode::MinMaxClamped,
+        NormMode::Quantiles,
+        NormMode::Quantile10,
+    ] {
         let mut spec = recording.spec(dir.path());
         spec.vla_mut().data.normalization.action = mode;
         let sample = Dataset::from_spec(&spec, shelf()).unwrap().sample(7).unwrap();
