@@ -123,7 +123,7 @@ impl Gr00tConfig {
         let (path, json) = base_config(directory, &fields)?;
         let base = Fields::new(&path, &json)?;
         check_base(&base)?;
-        let mut features = PolicyFeatures::of(directory, "num_inference_timesteps", false)?;
+        let mut features = PolicyFeatures::from_directory(directory, "num_inference_timesteps", false)?;
         if fields.uint("num_inference_timesteps")?.is_none() {
             features.steps = number(&base, "num_inference_timesteps", 4)?.max(1);
         }

@@ -116,7 +116,7 @@ struct Case {
 
 impl Case {
     fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
-        let directory = PolicyDirectory::open(dir).expect("it is read");
+        let directory = PolicyDirectory::from_dir(dir).expect("it is read");
         let config = Gr00tConfig::from_directory(&directory).expect("it is read");
         let kind = PolicyKind::Gr00t(config.clone());
         let outline = kind.outline(&directory, &backbone(), shelf::<Flex>()).expect("it is read");
@@ -148,7 +148,7 @@ impl Case {
             device: &device,
         };
         let job = PassJob { files, inputs: &inputs, out: &out, gradients: true };
-        pass::run_through(job, &PassInputs::read(&inputs).expect("just written"), of).expect("it runs");
+        pass::run_through(job, &PassInputs::from_file(&inputs).expect("just written"), of).expect("it runs");
         (read(&out), params)
     }
 }
@@ -180,7 +180,7 @@ fn hold_gradients(what: &str, found: &Tensors, params: &[&str], reference: &(Vec
 fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
     let ((expected, _), dir) = (golden(), policy());
     let scratch = tempfile::tempdir().expect("a directory for the test");
-    let directory = PolicyDirectory::open(dir.path()).expect("it is read");
+    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
     let files = PolicyFiles { directory: &directory, backbone: &backbone(), dtype: FrozenDtype::Float32 };
     let run = |gradients, without: &[&str]| {
         let (inputs, out) = given(scratch.path(), without);
@@ -272,7 +272,7 @@ fn what_is_not_read_is_refused_by_key() {
         let path = dir.path().join(file);
         let before = fs::read(&path).expect("there");
         edit(&path, change);
-        let directory = PolicyDirectory::open(dir.path()).expect("it is read");
+        let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
         let message = Gr00tConfig::from_directory(&directory).map(drop).expect_err(file).to_string();
         fs::write(&path, before).expect("written");
         message
@@ -341,8 +341,8 @@ fn the_published_policy_has_lerobots_parameters() {
     });
     let backbone = tempfile::tempdir().expect("a directory for the test");
     fs::write(backbone.path().join("config.json"), cosmos.to_string()).expect("written");
-    let directory = PolicyDirectory::open(dir.path()).expect("it is read");
-    let kind = PolicyKind::of(&directory).expect("it is read");
+    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
+    let kind = PolicyKind::from_directory(&directory).expect("it is read");
     let outline = kind.outline(&directory, backbone.path(), shelf::<Flex>()).expect("it fits");
     let all = frozen_tensors(RULES, &kind.modules(&directory, &outline));
     assert_eq!(all.iter().map(|tensor| tensor.elements).sum::<usize>(), 3_144_016_000);

@@ -78,7 +78,7 @@ fn a_run_of_gr00t_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let written = built.objective.export(out.path(), &built.layout, &trained).expect("it is written");
     assert!(written.iter().all(|artifact| out.path().join(artifact.path).is_file()));
     let out = out.path().join("policy");
-    let directory = PolicyDirectory::open(&out).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
     assert_eq!(directory.kind(), GROOT);
     let kept = directory.kept_by(PROCESSORS[0], PACK).expect("there");
     assert_eq!((kept["action.min"].len(), kept["observation.state.max"].len()), (4, 4));
