@@ -85,13 +85,16 @@ pub(crate) fn hold(what: &str, found: &BTreeMap<String, &Vec<f32>>, reference: &
     let (shape, rows) = reference;
     let there: Vec<_> = found.iter().filter(|(_, g)| g.iter().any(|value| *value != 0.0)).collect();
     assert_eq!(there.len(), shape[0], "{what}: {:?}", there.iter().map(|(name, _)| name).collect::<Vec<_>>());
+    let mut largest = 0.0f64;
     for ((name, g), row) in there.into_iter().zip(rows.chunks(4)) {
         let product = |wave: &[f64]| g.iter().zip(wave).map(|(g, w)| f64::from(*g) * w).sum::<f64>();
         let size = g.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         let waves = (0..3).map(|number| product(&wave(&format!("{name}.{number}"), g.len())));
         for (found, expected) in std::iter::once(size).chain(waves).zip(row) {
             let off = (found - f64::from(*expected)).abs() / f64::from(row[0]);
+            largest = largest.max(off);
             assert!(off <= f64::from(GRADIENTS), "{what}: {name}: {found} and {expected}, off by {off:e}");
         }
     }
+    println!("{what}: {largest:.1e}");
 }

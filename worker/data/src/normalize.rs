@@ -259,6 +259,22 @@ mod tests {
     }
 
     #[test]
+    fn clamped_values_stay_within_their_range_and_constants_are_zero() {
+        let named = [("min", vec![-1.0, 3.0]), ("max", vec![3.0, 3.0])];
+        let of_a: FeatureStats = named.map(|(name, values)| (name.to_owned(), values)).into();
+        let (stats, mode) = (Stats([("a".to_owned(), of_a)].into()), NormMode::MinMaxClamped);
+        let normalizer = Normalizer::of(Some(&stats), Path::new("stats.json"), "a", 2, mode).unwrap();
+        let mut values = [0.0, 3.0, 5.0, 4.0, -2.0, 3.0];
+        normalizer.apply(&mut values);
+        assert_eq!(values, [-0.5, 0.0, 1.0, 0.0, -1.0, 0.0]);
+        normalizer.invert(&mut values);
+        assert_eq!(values, [0.0, 3.0, 3.0, 3.0, -1.0, 3.0]);
+        let mut beyond = [1.5, 7.0];
+        normalizer.invert(&mut beyond);
+        assert_eq!(beyond, [3.0, 3.0]);
+    }
+
+    #[test]
     fn a_value_that_a_mode_makes_far_too_large_is_found_with_what_made_it_so() {
         let names = ["min", "max", "mean", "std", "q01", "q99"];
         let stats = |of: [[f64; 2]; 6]| -> FeatureStats {

@@ -104,7 +104,15 @@ fn hidden_states_that_were_kept_have_the_bits_of_live_ones() {
     assert_eq!(rows.iter().sum::<usize>(), features.values.len());
     let first = &batch.input_ids[batch.valid[0].start as usize..batch.valid[0].end as usize];
     assert_eq!(extractor.shape().values(first, &batch.image_shapes[..1]), rows[0]);
+    // Of each sample alone they are the same, whatever it is padded to.
+    let samples = VlaFlow::<Flex>::default().open(&cached).expect("it opens");
+    let dataset = samples.downcast_ref::<Dataset>().expect("one set");
+    let one = collate(Step(1), &[dataset.sample(70).expect("it is read")], dataset.pad_token());
+    let alone = extractor.compute(&trainables, &one).expect("it fits");
+    assert_eq!(alone.values, features.values[rows[0]..rows[0] + rows[1]]);
     let live = descend(&built, &batch, 0.01, 3);
+    let without = built.objective.loss(&trainables, &batch).expect("it fits");
+    assert_ne!(without.loss_sum / without.valid, live.0[0], "nothing is dropped outside training");
     let kept = MicroBatch { features: Some(features), pixel_values: Vec::new(), ..batch };
     assert_eq!(descend(&built, &kept, 0.01, 3), live, "with what training drops");
     let frozen = extractor.frozen().expect("it opens").digest().expect("it is read");
