@@ -27,7 +27,7 @@ pub const SMOLVLA: &str = "smolvla";
 pub const PI0: &str = "pi0";
 /// The type of pi0.5, as `config.json` names it.
 pub const PI05: &str = "pi05";
-/// The same.
+/// The type of GR00T N1.7, as `config.json` names it.
 pub const GROOT: &str = "groot";
 /// What normalisation is refused without, in older directories.
 const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";

@@ -35,8 +35,7 @@ pub enum NormMode {
     MeanStd,
     /// `2 (x - min) / (max - min) - 1`.
     MinMax,
-    /// The same within `[-1, 1]`, what lies beyond at the nearer end; 0 where nothing ever changes. As GR00T
-    /// has it.
+    /// `2 (x - min) / (max - min) - 1`, cut at -1 and 1; 0 where nothing ever changes. As GR00T has it.
     MinMaxClamped,
     /// `2 (x - q01) / (q99 - q01) - 1`.
     Quantiles,

@@ -105,7 +105,7 @@ pub trait TowersConfig: fmt::Debug + Sized {
     /// Reads `config.json` of a model directory.
     fn read(dir: &Path) -> Result<Self, ModelError>;
 
-    /// The same with the first so many decoder layers; with all if there are not more.
+    /// A model with only the first so many decoder layers; with all if there are not more.
     fn cut(self, layers: usize) -> Self;
 
     /// Sizes of both towers.

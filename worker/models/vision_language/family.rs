@@ -26,7 +26,7 @@ pub trait VlFamily: ModelTypes {
     /// What `config.json` of a model says.
     fn outline(&self, dir: &Path) -> Result<ModelOutline, ModelError>;
 
-    /// The same of a model that lies within a policy's file. `dir` is the model's own directory, for
+    /// What is known of a model that lies within a policy's file. `dir` is the model's own directory, for
     /// `config.json` alone.
     fn outline_within(&self, dir: &Path, _within: FileLocation<'_>) -> Result<ModelOutline, ModelError> {
         Err(not_within(dir))

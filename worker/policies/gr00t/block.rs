@@ -25,17 +25,17 @@ use coxswain_nn::{
     recompute::Layer,
 };
 
-/// Of the norms in blocks, and of that before them.
+/// Epsilon of the norms in blocks, and of the norm before them.
 pub(super) const EPS: f64 = 1e-5;
 
 /// What a block attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttentionSource {
-    /// Its own tokens.
+    /// The block's own tokens.
     Own,
     /// Hidden states of text.
     Text,
-    /// Those of images.
+    /// Hidden states of images.
     Images,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct BlockShape<'s> {
 }
 
 impl BlockShape<'_> {
-    /// Its linears, behind its path, and their features, `[inputs, outputs]`.
+    /// Linears of the block by the names that follow its path, with their features, `[inputs, outputs]`.
     pub fn linears(&self) -> Vec<(&'static str, [usize; 2])> {
         let Self { width, source, .. } = *self;
         let ada = self.timed.then_some(("norm1.linear", [width, 2 * width]));
@@ -114,7 +114,7 @@ pub(super) struct Block<B: ModelBackend> {
     mlp_in: LoraLinear<B>,
     mlp_out: LoraLinear<B>,
     dropout: f64,
-    /// Of what attention adds, twice; of the MLP's inside, and of what it adds.
+    /// Words of the draws for what attention adds, twice, for the MLP's inside, and for what it adds.
     words: [u64; 4],
 }
 

@@ -39,7 +39,7 @@ const FIXED: [(&str, f64); 6] = [
     ("num_timestep_buckets", 1000.0),
     ("num_timesteps", 1000.0),
 ];
-/// The same of those that are true.
+/// Keys that have to be true.
 const ON: [&str; 3] = ["add_pos_embed", "use_vlln", "use_alternate_vl_dit"];
 
 /// Such a policy's configuration.
@@ -98,11 +98,11 @@ pub(super) struct TrainedParts {
 /// What is dropped in training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct DropoutRates {
-    /// Of what blocks add, and of their MLPs.
+    /// Rate for what blocks add, and for their MLPs.
     pub blocks: f64,
-    /// The same of the layers on hidden states.
+    /// Rate for the layers on hidden states.
     pub vl: f64,
-    /// Of the states' tokens, each as a whole.
+    /// Rate for tokens of states, each as a whole.
     pub state: f64,
 }
 

@@ -28,7 +28,7 @@ use crate::{batch::Draws, rotary::placed, source::ExpertSource};
 
 /// Width of the sinusoids that the time's condition is made of.
 pub(super) const TIME_WIDTH: usize = 256;
-/// Of the last norm.
+/// Epsilon of the last norm.
 const EPS: f64 = 1e-6;
 
 /// A linear with weights for each embodiment, `[embodiments, in, out]`.
@@ -101,7 +101,7 @@ pub(super) struct Ends<B: ModelBackend> {
     positions: BaseWeight<B, 2>,
     time: [LoraLinear<B>; 2],
     out: [LoraLinear<B>; 2],
-    /// Of the states' tokens.
+    /// Rate at which tokens of states are dropped.
     dropout: f64,
     word: u64,
 }

@@ -59,7 +59,7 @@ pub(super) fn blocks(
     on_hidden.chain(on_actions)
 }
 
-/// Its weights.
+/// Weights of the head.
 pub(super) struct ActionHead<B: ModelBackend> {
     norm: LayerNorm<B>,
     on_hidden: Vec<Block<B>>,
@@ -99,7 +99,7 @@ pub(super) struct HeadTrace<'a, B: Tape<Base = B>> {
 pub(super) struct PreparedHead<'a, B: Tape<Base = B>> {
     head: &'a ActionHead<B>,
     rows: Arc<BlockRows<B>>,
-    /// Of each block that reads hidden states.
+    /// Keys and values of each block that reads hidden states.
     projected: Vec<Option<[Tensor<B, 2>; 2]>>,
 }
 

@@ -13,9 +13,9 @@ use crate::images::{Planes, PolicyImages};
 /// Sides in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ImageGeometry {
-    /// Of the square.
+    /// Side of the square.
     pub target: usize,
-    /// Of its middle that is kept.
+    /// Side of its middle, which is kept.
     pub crop: usize,
 }
 

@@ -42,7 +42,7 @@ use crate::{
 
 /// Where a state's token is in its sample, as dropout knows rows; its actions are behind it.
 const STATE: u64 = 1 << 32;
-/// The same of its hidden states, in the order in which the head reads them.
+/// Where a sample's hidden states are for dropout, in the order in which the head reads them.
 const HIDDEN: u64 = 1 << 33;
 
 /// A policy: frozen weights, and where its trainables lie in the flat parameter buffer.
@@ -88,14 +88,14 @@ pub(crate) fn load<B: Tape<Base = B>>(
 
 /// A micro-batch's hidden states: in which order the head reads them, and which of them are what.
 struct HiddenOrder<B: Tape<Base = B>> {
-    /// Of each place the token that comes there.
+    /// Tokens by the place to which they come.
     tokens: Vec<i32>,
     rows: Arc<BlockRows<B>>,
     of_head: Option<HeadRows<B>>,
 }
 
 impl<B: Tape<Base = B>> HiddenOrder<B> {
-    /// Of each sample first the tokens of images, then its others, then padding.
+    /// An order in which each sample has its tokens of images first, then the others, then padding.
     fn new(
         Prompts { input_ids, rows, .. }: Prompts<'_>,
         image: u32,

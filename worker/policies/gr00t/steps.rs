@@ -27,7 +27,7 @@ const BEFORE: &[&str] = &[
     ENCODE,
     "device_processor",
 ];
-/// The same behind it.
+/// Steps of the processor after the policy.
 const BEHIND: &[&str] = &[CLAMPING[1], "absolute_actions_processor", "device_processor"];
 
 /// What of them is not fixed.

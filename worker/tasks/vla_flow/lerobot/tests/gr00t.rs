@@ -1,4 +1,4 @@
-//! The same of GR00T N1.7: values are clamped, noise is at 0, hidden states of whole prompts may be kept, and
+//! Runs of GR00T N1.7: values are clamped, noise is at 0, hidden states of whole prompts may be kept, and
 //! its own dropouts are drawn.
 
 use std::fs;
