@@ -31,7 +31,7 @@ pub(super) const EPS: f64 = 1e-5;
 /// What a block attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttentionSource {
-    /// Its own tokens.
+    /// The block's own tokens.
     Own,
     /// Hidden states of text.
     Text,
@@ -54,7 +54,7 @@ pub(super) struct BlockShape<'s> {
 }
 
 impl BlockShape<'_> {
-    /// Its linears, behind its path, and their features, `[inputs, outputs]`.
+    /// Linears, behind the block's path, and their features, `[inputs, outputs]`.
     pub fn linears(&self) -> Vec<(&'static str, [usize; 2])> {
         let Self { width, source, .. } = *self;
         let ada = self.timed.then_some(("norm1.linear", [width, 2 * width]));

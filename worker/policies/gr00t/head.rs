@@ -59,7 +59,7 @@ pub(super) fn blocks(
     on_hidden.chain(on_actions)
 }
 
-/// Its weights.
+/// The head's weights.
 pub(super) struct ActionHead<B: ModelBackend> {
     norm: LayerNorm<B>,
     on_hidden: Vec<Block<B>>,
