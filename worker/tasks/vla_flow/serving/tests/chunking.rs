@@ -75,7 +75,7 @@ fn what_is_left_of_a_chunk_is_checked() {
     ] {
         let mut named = going_on(0, &[0.0; 4], 1);
         named.insert(name.into(), value);
-        let refused = reader.read(&named).err().expect(wanted).to_string();
+        let refused = reader.read(&named).expect_err(wanted).to_string();
         assert!(refused.contains(name) && refused.contains(wanted), "{refused}");
     }
 }
