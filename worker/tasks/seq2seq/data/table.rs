@@ -429,7 +429,7 @@ mod tests {
             (
                 "t.csv",
                 "source,target\na,b\na\n",
-                "t.csv:3: has 1 field, and `target` is field 2 of the header",
+                "t.csv:3: has 1 field, but `target` is field 2 of the header",
             ),
             (
                 "t.csv",
