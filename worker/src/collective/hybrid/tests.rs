@@ -322,7 +322,7 @@ fn what_was_asked_for_and_cannot_be_is_refused_with_the_ranks_and_the_reason() {
         (|rank| (rank != 1).then(|| Source { offer: offer(1, rank), connects: true }), "on rank 1"),
         (
             |rank| Some(Source { offer: offer(1 + rank, rank), connects: true }),
-            "different versions: [1, 2, 3]",
+            "different versions of NCCL: [1, 2, 3]",
         ),
         (|rank| Some(Source { offer: offer(1, rank / 2), connects: rank == 2 }), "ranks 0 and 1 share a GPU"),
     ];
