@@ -83,7 +83,7 @@ fn rows_that_are_of_another_frame_or_time_are_named() {
     fs::copy(&stats, other.path().join("meta/stats.json")).unwrap();
     let report = check(other.path(), Frames::Few);
     let place = ("data/chunk-000/file-002.parquet", Some(2), Some(2));
-    says(one(&report, "wrong row"), place, &["says episode 2, frame 3", "has episode 2, frame 2", "restore"]);
+    says(one(&report, "wrong row"), place, &["says episode 2, frame 3", "is episode 2, frame 2", "restore"]);
     assert_eq!(one(&report, "wrong row").more, 1);
     says(one(&report, "no task"), place, &["task_index: task 5 has no text"]);
     edit(&dir.path().join("meta/info.json"), |info| info["fps"] = json!(20));
