@@ -1,5 +1,5 @@
-//! Real-time chunking: a robot goes on with its last chunk while it waits for the next one, and the next one
-//! goes on from there. Without a gradient, as GR00T N1.7 has it; the guided form is arXiv 2506.07339.
+//! Real-time chunking: while a robot waits for a chunk it takes actions of the last one, and the new chunk
+//! begins with those. Without a gradient, as GR00T N1.7 has it; the guided form is arXiv 2506.07339.
 //!
 //! | steps of the new chunk | start from | move by |
 //! |---|---|---|
