@@ -50,7 +50,8 @@ class Call:
         self.out = out
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="coxswain-"))
         self.results = self.scratch / "results"
-        self.results.mkdir()
+        self.texts = self.results / "kernels"  # that the pack lacked: kernels.py compiles them for the next
+        self.texts.mkdir(parents=True)
         out.mkdir(parents=True, exist_ok=True)
         (out / "steps.txt").write_text("")
         self.running = []
@@ -123,7 +124,7 @@ class Call:
     def archive(self):
         """All results as one file, whole or absent."""
         shutil.copy(self.out / "steps.txt", self.results)
-        for file in self.results.iterdir():
+        for file in self.results.glob("*.*"):
             if file.stat().st_size > MOST_BYTES_OF_A_FILE:
                 file.write_bytes(file.read_bytes()[-MOST_BYTES_OF_A_FILE:])
         new = self.scratch / "results.tar.gz"
@@ -210,6 +211,8 @@ class Model:
             code, took = self.call.run(name, 120, shape.worker(self.cox, self.path, out, batch, steps, settings), **environment)
             self.call.end(watching)
             new = set(kernels.rglob("*.cu")) - before
+            for text in new:
+                shutil.copy(text, self.call.texts)
             summary = out / "summary.json"
             if code != 0 or not summary.exists():
                 return f"FAILED: {'time is up' if code is None else f'exit {code}'} after {took:.0f} s{self.call.tail(name, 12)}", True
@@ -300,9 +303,9 @@ def steps_of_a(call, there, a):
             # In turns: the baseline comes again after each.
             yield f"{name}-{change}".replace("/", "_"), changed
             yield f"{name}-again-{number}", act
-    yield "durations", cox.durations(batch, ["train.recompute=full"])
     call.wait(torch, 30)
     yield "peers", peers(call, a.small)
+    yield "durations", cox.durations(batch, ["train.recompute=full"])
 
 
 def steps_of_b(call, there, _):

@@ -82,14 +82,37 @@ pub struct Key(String);
 
 impl Key {
     /// The key of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions
-    /// before a kernel in the order of a hash table, another one in each process: their order does not count.
+    /// before a kernel, and the declarations in it, in the order of a hash table, another one in each process,
+    /// and lays out shared memory in that order: their order does not count, nor where an array lies, but
+    /// where the last one ends.
     pub fn new(text: &str, architecture: &str) -> Self {
         let kernel = text.find("extern \"C\" __global__").unwrap_or(text.len());
         let (definitions, kernel) = text.split_at(kernel);
         let mut definitions = items(definitions);
         definitions.sort_unstable();
+        let (mut declarations, mut statements, mut shared) = (Vec::new(), Vec::<&str>::new(), 0);
+        for line in kernel.lines() {
+            let place = line
+                .split_once("dynamic_shared_mem[")
+                .and_then(|(array, place)| Some((array, place.split_once(']')?.0.parse::<usize>().ok()?)));
+            match (place, line.strip_suffix(';')) {
+                (Some((array, place)), _) => {
+                    let bytes = statements.pop().unwrap_or_default();
+                    let size = bytes.rsplit(' ').nth(1).and_then(|size| size.parse().ok()).unwrap_or(0);
+                    shared = shared.max(place + size);
+                    declarations.push((bytes, array));
+                }
+                (None, Some(words)) if words.contains(' ') && !words.contains(['=', '(', '}']) => {
+                    declarations.push((line, ""));
+                }
+                _ => statements.push(line),
+            }
+        }
+        declarations.sort_unstable();
+        let shared = shared.to_string();
+        let declarations = declarations.into_iter().flat_map(|(bytes, array)| [bytes, array]);
         let mut hasher = blake3::Hasher::new();
-        for part in definitions.into_iter().chain([kernel]) {
+        for part in definitions.into_iter().chain(declarations).chain([&*shared]).chain(statements) {
             hasher.update(part.as_bytes()).update(&[0]);
         }
         Self(format!("{architecture}-{}", hasher.finalize().to_hex()))
@@ -226,6 +249,20 @@ mod tests {
             ("typedef unsigned int uint32;\n", "struct Pair {\n    uint32 a;\n    uint32 b;\n};\n");
         let reordered = TEXT.replace(typedef, "").replace(pair, &format!("{pair}{typedef}"));
         assert!(reordered != TEXT && key(TEXT) == key(&reordered), "definitions in another order");
+        let declared = |lines: &[&str]| TEXT.replace("    x[0]", &format!("{}\n    x[0]", lines.join("\n")));
+        let array = |name: &str, bytes: usize, at: usize| {
+            format!(
+                "// Shared array size: {}, {bytes} bytes\n\
+                 float *{name} = reinterpret_cast<float*>(&dynamic_shared_mem[{at}]);",
+                bytes / 4
+            )
+        };
+        let (a, b, x, y) = (array("a", 128, 0), array("b", 256, 128), "float l_mut_1;", "uint32 l_mut_2;");
+        let (before, after) = (array("b", 256, 0), array("a", 128, 256));
+        let one = key(&declared(&[&a, &b, x, y]));
+        assert_eq!(one, key(&declared(&[&before, &after, y, x])), "declarations in another order");
+        assert_ne!(one, key(&declared(&[&a, &array("b", 256, 256), x, y])), "more shared memory");
+        assert_ne!(one, key(&declared(&[&a, &array("b", 512, 128), x, y])), "a larger array");
     }
 
     #[test]
