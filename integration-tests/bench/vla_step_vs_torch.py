@@ -63,7 +63,7 @@ def make_expert(torch, context, width, layers, heads, horizon=16, action=7, stat
             self.ada, self.norm, self.out = nn.Linear(width, 2 * width), nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, action)
 
         def forward(self, x, t, s, hidden):
-            angle = t[:, None] * 1000 * torch.exp(-math.log(10000) * torch.arange(128) / 127)
+            angle = t[:, None] * 1000 * torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 127)
             cond = F.silu(self.t2(F.silu(self.t1(torch.cat([angle.cos(), angle.sin()], -1)))))
             x = torch.cat([self.state(s)[:, None], self.action(x)], 1) + self.positions
             for block in self.blocks:

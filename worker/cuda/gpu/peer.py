@@ -124,14 +124,17 @@ def measured(a, variant, libraries, device):
             part.compile()
         expert.compile()
 
+    # Drawn once: `torch.device` around a step would put a Python call before each of its operations.
+    with torch.device(device):
+        count = a.batch * a.repeats
+        actions, noise, state = torch.randn(count, 16, 7), torch.randn(count, 16, 7), torch.randn(count, 8)
+        t = torch.rand(count) ** (2 / 3)
+
     def step():
-        with torch.device(device), torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             hidden = inner(**batch, use_cache=False).last_hidden_state
-            count = a.batch * a.repeats
-            actions, noise = torch.randn(count, 16, 7), torch.randn(count, 16, 7)
-            t = torch.rand(count) ** (2 / 3)
             x = (1 - t)[:, None, None] * noise + t[:, None, None] * actions
-            velocity = expert(x, t, torch.randn(count, 8), hidden.repeat_interleave(a.repeats, 0))
+            velocity = expert(x, t, state, hidden.repeat_interleave(a.repeats, 0))
             loss = torch.nn.functional.mse_loss(velocity.float(), actions - noise)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0)

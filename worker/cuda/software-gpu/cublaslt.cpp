@@ -354,7 +354,7 @@ int cublasLtMatmul(void*, void* operation, const float* alpha, const void* a, vo
     const auto& layout_d = *static_cast<Layout*>(of_d);
     const bool adds = *beta == 1;
     if (*alpha != 1 || !(adds || *beta == 0) || of_c != of_d || !fits(asked, layout_a, layout_b, layout_d) ||
-        ((adds || asked.biased) && layout_d.type != F32)) {
+        (asked.biased && layout_d.type != F32)) {
         return INVALID;
     }
     const void* const places[4] = {a, b, c, d};

@@ -6,7 +6,8 @@
 //! nvrtc       NVRTC with a memory
 //! kept        compiled kernels, kept between processes
 //! first       what a GPU is asked first
-//! order       work of ours between burn's
+//! streams     the streams that cubecl has a GPU work in
+//! order       what NCCL's work comes after
 //! nccl        NCCL as the transport between GPUs
 //! cublas      cuBLASLt for matrix products
 //! gauge       memory of a GPU, as its allocator and its driver tell it
@@ -28,6 +29,7 @@ mod libraries;
 mod nccl;
 mod nvrtc;
 mod order;
+mod streams;
 #[cfg(test)]
 mod tests;
 

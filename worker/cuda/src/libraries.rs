@@ -7,7 +7,7 @@
 //! What it does not do: use them. All `unsafe` of this module is in this file: opening a library runs its
 //! initialisers, and a symbol's type is what we say it is.
 
-use std::{ffi::c_int, sync::OnceLock};
+use std::{ffi::c_int, fs, io, path::Path, process, sync::OnceLock};
 
 use libloading::Library;
 
@@ -89,6 +89,17 @@ pub fn open(names: &[&str]) -> Option<Library> {
     // SAFETY: these are NVIDIA's libraries by their own names, found where the system's loader looks for
     // libraries; their initialisers are what every program that uses them runs.
     names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
+}
+
+/// A library that the binary carries, loaded; its file is in `dir` for a moment.
+pub fn carried(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Library> {
+    fs::create_dir_all(dir)?;
+    let file = dir.join(format!(".{name}-{}.so", process::id()));
+    fs::write(&file, bytes)?;
+    // SAFETY: the libraries that are carried have no initialisers, and call nobody until they are told whom.
+    let library = unsafe { Library::new(&file) }.map_err(io::Error::other);
+    fs::remove_file(&file)?;
+    library
 }
 
 /// A function of a library.

@@ -11,11 +11,11 @@ use std::{
     ptr,
 };
 
-use cudarc::driver::{CudaStream, DriverError, result};
+use cudarc::driver::{DriverError, result};
 use libloading::Library;
 
 use super::shape::{Shape, Side};
-use crate::libraries;
+use crate::{libraries, streams::RuntimeStream};
 
 /// As the loader knows it; the last is there where developer files are.
 const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
@@ -291,7 +291,7 @@ impl Handle {
     /// Enqueues a product on a stream of the context that is current. `plan` is of this GPU, and the caller
     /// keeps what is at `places`, matrices of the plan's shape and a workspace of its size, and lets nobody
     /// else write there, before the stream has passed the product.
-    pub fn multiply(&self, plan: &Plan, places: &Places, stream: &CudaStream) -> Result<(), Refusal> {
+    pub fn multiply(&self, plan: &Plan, places: &Places, stream: RuntimeStream) -> Result<(), Refusal> {
         let [a, b, d] = places.matrices;
         let [of_a, of_b, of_d] = plan.layouts;
         let (one, share) = (1.0_f32, if places.more.is_some() { 1.0_f32 } else { 0.0 });
@@ -318,7 +318,7 @@ impl Handle {
                 &raw const plan.algorithm,
                 places.workspace as *mut c_void,
                 places.workspace_bytes,
-                stream.cu_stream().cast(),
+                stream.as_ptr(),
             )
         };
         accepted("cublasLtMatmul", code)
@@ -372,7 +372,7 @@ impl Drop for Plan {
 }
 
 /// Fills memory with what is not a number, in any of the types.
-pub fn spoil(address: u64, bytes: usize, stream: &CudaStream) -> Result<(), DriverError> {
+pub fn spoil(address: u64, bytes: usize, stream: RuntimeStream) -> Result<(), DriverError> {
     // SAFETY: the caller has the memory, which reaches so far, and the stream's context is current.
-    unsafe { result::memset_d8_async(address, 0xff, bytes, stream.cu_stream()) }
+    unsafe { result::memset_d8_async(address, 0xff, bytes, stream.as_ptr().cast()) }
 }

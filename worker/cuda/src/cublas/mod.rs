@@ -6,8 +6,8 @@
 //! here      who multiplies, and the order of products among burn's work
 //! ```
 //!
-//! **Order.** A product is given to a stream of ours by the thread that gives the driver everything else of
-//! cubecl's, in its turn: after what burn was told before ([`order`](crate::order)), and before what it is
+//! **Order.** A product is given to cubecl's own stream ([`streams`](crate::streams)) by the thread that gives
+//! the driver everything else of cubecl's, in its turn: after what burn was told before, and before what it is
 //! told next. The host does not wait.
 //!
 //! **The same bits.** The library's first choice for a shape is kept, and none is chosen that adds up parts
@@ -42,17 +42,17 @@ use cubecl::{
     server::{Binding, ComputeServer},
     stream_id::StreamId,
 };
-use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 
 use self::{
     library::{CublasLt, Handle, Places, Plan},
     shape::{Shape, Side},
 };
-use crate::order::{self, OrderedStream};
+use crate::streams::{self, RuntimeStream};
 
 /// Says who multiplies: `library`, `tuned` or `named`.
 const VARIABLE: &str = "COX_MATMUL";
-/// What algorithms may use beside the matrices, once a GPU; `cox plan` knows of it.
+/// What algorithms may use beside the matrices, once a stream; `cox plan` knows of one.
 const WORKSPACE: usize = coxswain_task::memory::PRODUCTS as usize;
 /// Shapes that are remembered; then all are forgotten, and asked for again. The library answers alike.
 const MOST: usize = 4096;
@@ -100,12 +100,7 @@ pub fn told() -> String {
 }
 
 fn open() -> Result<&'static CublasLt, String> {
-    if !order::is_possible() {
-        return Err(
-            "cuBLASLt is not used: this driver has no cuCtxWaitEvent; one for CUDA 12.5 or newer has"
-                .to_owned(),
-        );
-    }
+    streams::note().map_err(|why| format!("cuBLASLt is not used: {why}"))?;
     Ok(Box::leak(Box::new(CublasLt::open()?)))
 }
 
@@ -132,11 +127,19 @@ struct Gpus {
 /// The library on one GPU.
 struct GpuLibrary {
     handle: Handle,
-    between: OrderedStream,
-    /// Held for its memory, which is at `workspace`.
-    _memory: CudaSlice<u8>,
-    workspace: u64,
+    /// Of ours, for memory alone.
+    memory: Arc<CudaStream>,
+    /// Products of one stream follow each other, and share a workspace.
+    workspaces: HashMap<StreamId, Workspace>,
     plans: HashMap<Shape, Plan>,
+}
+
+/// What algorithms may use in one stream.
+struct Workspace {
+    stream: RuntimeStream,
+    address: u64,
+    /// Held for its memory, which is at `address`.
+    _memory: CudaSlice<u8>,
 }
 
 /// A product on its way to the thread that gives orders.
@@ -222,7 +225,7 @@ impl Order {
         let [bias, more] = self.added.clone().map(|added| added.map(|memory| self.place(server, memory)));
         let mut begun = lock(&self.gpus.begun);
         let on_gpu = self.gpus.on(&mut begun, self.device)?;
-        let workspace = on_gpu.workspace;
+        let &mut Workspace { stream, address: workspace, .. } = on_gpu.workspace(server, self.stream)?;
         let places = Places { matrices, bias, more, workspace, workspace_bytes: WORKSPACE };
         if !on_gpu.plans.contains_key(&self.shape) {
             let plan = on_gpu.handle.plan(&self.shape, &places).map_err(|why| why.to_string())?;
@@ -231,18 +234,11 @@ impl Order {
             }
             on_gpu.plans.insert(self.shape.clone(), plan);
         }
-        let GpuLibrary { handle, between, plans, .. } = on_gpu;
-        let plan = &plans[&self.shape];
+        let GpuLibrary { handle, plans, .. } = on_gpu;
         // The matrices reach no further than their memory (`multiply` above), which `self` holds until they
         // are ordered; nobody else is given the workspace, and products follow each other on one stream. What
-        // burn is told later waits for this one, so its memory is given to nobody before.
-        let ordered = between.order(|stream| handle.multiply(plan, &places, stream));
-        match ordered {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err("the driver cannot order it".to_owned()),
-            Ok(Err(why)) => Err(why.to_string()),
-            Err(why) => Err(format!("CUDA: {why}")),
-        }
+        // burn is told later comes after this one, so its memory is given to nobody before.
+        handle.multiply(&plans[&self.shape], &places, stream).map_err(|why| why.to_string())
     }
 
     /// Gives the product to the GPU where its shape was taken before: nobody hears of an error, so its result
@@ -254,10 +250,10 @@ impl Order {
         }
         let [.., result] = self.places(server);
         let begun = lock(&self.gpus.begun);
-        let Some(on_gpu) = begun.get(&self.device) else { return };
-        let bytes = self.shape.d.reach();
+        let known = begun.get(&self.device).and_then(|on_gpu| on_gpu.workspaces.get(&self.stream));
+        let Some(&Workspace { stream, .. }) = known else { return };
         // Nothing can be done about an error: the GPU is lost then, and its next answer says so.
-        let _ = on_gpu.between.order(|stream| library::spoil(result, bytes, stream));
+        let _ = library::spoil(result, self.shape.d.reach(), stream);
     }
 
     /// Addresses of A, B and D. Panics, as cubecl's own launches do, where memory was refused.
@@ -284,12 +280,28 @@ impl Gpus {
             Entry::Vacant(place) => {
                 let cuda = |why| format!("CUDA: {why}");
                 let context = CudaContext::new(usize::from(device.index_id)).map_err(cuda)?;
-                let between = OrderedStream::new(&context).map_err(cuda)?;
+                let memory = context.new_stream().map_err(cuda)?;
                 let handle = self.library.begin().map_err(|why| why.to_string())?;
-                let memory = between.stream().alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
-                let workspace = memory.device_ptr(between.stream()).0;
-                let plans = HashMap::new();
-                Ok(place.insert(GpuLibrary { handle, between, _memory: memory, workspace, plans }))
+                let (workspaces, plans) = Default::default();
+                Ok(place.insert(GpuLibrary { handle, memory, workspaces, plans }))
+            }
+        }
+    }
+}
+
+impl GpuLibrary {
+    /// The workspace of what is ordered under `id`, and its stream.
+    fn workspace(&mut self, server: &mut Server, id: StreamId) -> Result<&mut Workspace, String> {
+        let cuda = |why| format!("CUDA: {why}");
+        match self.workspaces.entry(id) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let stream = RuntimeStream::find(server, id);
+                let stream = stream.ok_or("cubecl's stream is unknown, as its driver is not ours")?;
+                let memory = self.memory.alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
+                self.memory.synchronize().map_err(cuda)?;
+                let address = memory.device_ptr(&self.memory).0;
+                Ok(place.insert(Workspace { stream, address, _memory: memory }))
             }
         }
     }

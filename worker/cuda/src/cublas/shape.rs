@@ -105,10 +105,10 @@ impl Shape {
         let empty = [&a, &b, &d].iter().any(|side| side.sizes.contains(&0)) || count == 0;
         // A result is written where it lies, once.
         let plain = !d.transposed && (count == 1 || d.offset >= d.apart * d.sizes[1]);
-        // What is added is float32, and so must the result be.
+        // A bias is float32, and so must the result be.
         let float = |added: &Matrix| added.dtype == DType::F32 && d.number == Number::F32;
         let added = bias.iter().all(|bias| float(bias) && bias.shape == [d.sizes[0]])
-            && more.iter().all(|more| float(more) && side(more, count).as_ref() == Some(&d));
+            && more.iter().all(|more| side(more, count).as_ref() == Some(&d));
         (types_agree && plain && !empty && added).then(|| Self {
             rounds: *may_round && a.number == Number::F32,
             biased: bias.is_some(),

@@ -17,15 +17,17 @@
 use std::{
     collections::HashMap,
     ffi::{CStr, c_char, c_int, c_void},
-    fs, io,
-    path::{Path, PathBuf},
-    process, slice,
+    path::PathBuf,
+    slice,
     sync::{Mutex, OnceLock, PoisonError},
 };
 
 use libloading::Library;
 
-use crate::kept::{Kernels, Key};
+use crate::{
+    kept::{Kernels, Key},
+    libraries,
+};
 
 /// The library that answers under NVRTC's name.
 const STAND_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libnvrtc.so"));
@@ -81,7 +83,7 @@ impl StandIn {
     /// Loads it, before anything asks for NVRTC by that name; its file is in `place` for a moment. Where that
     /// cannot be, NVRTC is asked each time, and a line says why.
     pub fn load(place: PathBuf) -> Option<Self> {
-        match loaded(&place) {
+        match libraries::carried(&place, "nvrtc", STAND_IN) {
             Ok(library) => Some(Self { library, place }),
             Err(why) => {
                 tracing::warn!(dir = %place.display(), %why, "cannot save compiled kernels");
@@ -107,16 +109,6 @@ impl StandIn {
             unsafe { stand_in.get::<SetFunctions>(b"coxswain_answers").map(|given| given(&raw const ours)) };
         given.expect("stand_in.c has this function");
     }
-}
-
-fn loaded(dir: &Path) -> io::Result<Library> {
-    fs::create_dir_all(dir)?;
-    let file = dir.join(format!(".nvrtc-{}.so", process::id()));
-    fs::write(&file, STAND_IN)?;
-    // SAFETY: the library is stand_in.c, which has no initialisers and calls nobody until it is told whom.
-    let library = unsafe { Library::new(&file) }.map_err(io::Error::other);
-    fs::remove_file(&file)?;
-    library
 }
 
 /// NVRTC's own functions.

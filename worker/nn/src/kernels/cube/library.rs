@@ -56,7 +56,7 @@ pub struct MatrixProduct {
     pub may_round: bool,
     /// `[o]` of float32, added to every row of a float32 `out`.
     pub bias: Option<Matrix>,
-    /// A matrix that lies as a float32 `out` does, and is added to it.
+    /// A matrix of `out`'s type that lies as it does, or where it does, and is added to it.
     pub more: Option<Matrix>,
 }
 
@@ -91,19 +91,24 @@ fn library() -> Option<&'static dyn MatrixLibrary> {
     library.as_deref().filter(|_| *multiplier == Multiplier::Library)
 }
 
+/// Whether there is a library that is to multiply.
+pub(super) fn is_there() -> bool {
+    library().is_some()
+}
+
 /// Has the library compute a product of burn's tensors, as [`multiply`] does.
 pub(super) fn multiplied<R: CubeRuntime>(matrices: [&CubeTensor<R>; 3], may_round: bool) -> bool {
     finished(matrices, [None, None], may_round)
 }
 
-/// Has the library compute a product of burn's tensors with a bias and with what else is added; all of it
-/// contiguous float32.
+/// Has the library compute a product of burn's tensors with a bias and with what else is added, as
+/// [`MatrixProduct`] has them.
 pub(super) fn finished<R: CubeRuntime>(
     [x, w, out]: [&CubeTensor<R>; 3],
     added: [Option<&CubeTensor<R>>; 2],
     may_round: bool,
 ) -> bool {
-    if library().is_none() {
+    if !is_there() {
         return false;
     }
     let device = x.device.to_id();

@@ -8,13 +8,15 @@
 //!
 //! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products
 //! exact, whatever tensor cores round. That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All
-//! others are products of their own ([`product`]), which may round.
+//! others are products of their own ([`product`]), which may round. A library of products, where there is one,
+//! is faster at most of what is of half precision ([`halves`]).
 //!
 //! Where the layer's input is of half precision already, so is `x m`, as under autocast: what gradients are
 //! made of has one type then. Layers that are joined (`joined`) have one launch of each kernel for all of
 //! their updates: what they reduce lies side by side, and each raises its own columns.
 
 mod factor;
+mod halves;
 mod raise;
 mod reduce;
 
@@ -22,10 +24,7 @@ use burn::tensor::DType;
 use burn_cubecl::{CubeRuntime, ops::numeric::mul_scalar, tensor::CubeTensor};
 use cubecl::prelude::InputScalar;
 
-pub use self::{
-    factor::{Factor, ScaledFactor},
-    raise::raised,
-};
+pub use self::factor::{Factor, ScaledFactor};
 use super::{
     launch::{contiguous_as, empty, len, width},
     pointwise::{Finish, finished},
@@ -140,8 +139,23 @@ pub fn reduced<R: CubeRuntime>(
 /// each reduces all of `x`, and else its own columns, one matrix after the other. All of them fit, and are of
 /// one rank.
 pub fn reduced_side_by_side<R: CubeRuntime>(x: CubeTensor<R>, ms: Vec<ScaledFactor<R>>) -> CubeTensor<R> {
+    if let Some(down) = halves::reduced(&x, &ms) {
+        return down;
+    }
     let (rows, ranks) = (len(&x) / width(&x), ms.len() * ms[0].0.rank());
     let down = empty(&x, [rows, ranks].into(), x.dtype);
     reduce::launch(x, ms, vec![down.clone()], None);
     down
+}
+
+/// `y + down m'`, finished in place: `y [n, long]` that has no other owner, `down [n, rs]`. Of several
+/// matrices `[r, long]` all are raised and added; several `[long, r]` raise the columns of `y` that are their
+/// own, one after the other. All of them fit, and are of one rank.
+pub fn raised<R: CubeRuntime>(
+    y: CubeTensor<R>,
+    down: CubeTensor<R>,
+    ms: Vec<Factor<R>>,
+    finish: Finish<R>,
+) -> CubeTensor<R> {
+    if halves::raised(&y, &down, &ms) { finished(y, finish) } else { raise::raised(y, down, ms, finish) }
 }

@@ -18,9 +18,8 @@ use super::{
 const RAISED_ROWS: usize = 32;
 /// Rows that a unit of [`raised`] reads before it writes the first: loads wait for no stores.
 const AT_ONCE: usize = 8;
-/// `y + down m'`, finished in place: `y [n, long]` that has no other owner, `down [n, rs]`. Of several
-/// matrices `[r, long]` all are raised and added; several `[long, r]` raise the columns of `y` that are their
-/// own, one after the other. All of them fit, and are of one rank.
+
+/// See [`raised`](super::raised).
 pub fn raised<R: CubeRuntime>(
     y: CubeTensor<R>,
     down: CubeTensor<R>,
