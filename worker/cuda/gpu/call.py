@@ -21,6 +21,7 @@ import pathlib
 import platform
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -102,6 +103,14 @@ class Call:
         began = time.monotonic()
         code = self.wait(self.start(name, command, **environment), seconds)
         return code, time.monotonic() - began
+
+    def asked(self, command):
+        """What a short command answers as JSON; None if it does not."""
+        try:
+            said = subprocess.run([str(word) for word in command], cwd=ROOT, env=self.environment, capture_output=True, timeout=20)
+            return json.loads(said.stdout)
+        except (subprocess.TimeoutExpired, ValueError):
+            return None
 
     def tail(self, name, lines=4):
         return "".join(f"\n{'':10}| {line[:200]}" for line in (self.results / f"{name}.txt").read_text(errors="replace").splitlines()[-lines:])
@@ -217,7 +226,9 @@ class Model:
             if code != 0 or not summary.exists():
                 return f"FAILED: {'time is up' if code is None else f'exit {code}'} after {took:.0f} s{self.call.tail(name, 12)}", True
             shutil.copy(summary, self.call.results / f"{name}-summary.json")
-            found = verdict(json.loads(summary.read_text()), key, batch, len(new))
+            said = (self.call.results / f"{name}.txt").read_text(errors="replace")
+            plan = self.call.asked(shape.plan(self.cox, self.path, batch, settings))
+            found = verdict(json.loads(summary.read_text()), shape.steps(said)[-steps:], plan, key, batch, len(new))
             (self.call.results / f"{name}.json").write_text(json.dumps(found))
             shutil.rmtree(out, ignore_errors=True)
             return in_words(found), True
@@ -239,23 +250,27 @@ class Model:
         return act
 
 
-def verdict(summary, key, batch, compiled_here):
+def verdict(summary, steps, plan, key, batch, compiled_here):
     """Figures of a run, with those that were expected."""
-    made = pathlib.Path(__file__).parent / "expected.json"
-    expected = json.loads(made.read_text()).get(key, {}).get("losses", []) if made.exists() else []
-    losses, memory, peak = summary["losses"], summary.get("memory") or {}, summary["peak_memory"][0]
-    off = [abs(found - right) / abs(right) if found is not None else 1.0 for found, right in zip(losses, expected)]
-    return dict(losses=losses, expected=expected, worst=max(off, default=None), ms=1e3 * batch / summary["samples_per_second"],
-                warm_up_s=summary["warm_up_seconds"], planned=memory.get("predicted"), in_use=peak["in_use"], reserved=peak["reserved"],
-                nvml=peak["driver"], compiled_here=compiled_here, batch=batch)
+    expected = json.loads((pathlib.Path(__file__).parent / "expected.json").read_text()).get(key, dict(losses=[], norms=[]))
+    losses, peak = summary["losses"], summary["peak_memory"][0]
+    pairs = [*zip(losses, expected["losses"]), *zip((norm for norm, _ in steps), expected["norms"])]
+    off = [abs(found - right) / abs(right) if found is not None else 1.0 for found, right in pairs]
+    memory = plan["memories"][0] if plan else dict(current={}, categories={})
+    # The first steps load kernels and watch the memory.
+    return dict(losses=losses, worst=max(off, default=None), ms=statistics.median([ms for _, ms in steps][len(steps) // 2:]),
+                warm_up_s=summary["warm_up_seconds"], planned=memory["current"].get("peak"),
+                planned_in_use=memory["current"].get("peak", 0) - memory["categories"].get("framework", 0), in_use=peak["in_use"],
+                reserved=peak["reserved"], nvml=peak["driver"], compiled_here=compiled_here, batch=batch)
 
 
 def in_words(found):
     gib = lambda size: f"{(size or 0) / 2**30:.2f}"
-    right = "no expected losses" if found["worst"] is None else f"losses {found['worst']:.1e} off{'' if found['worst'] <= shape.TOLERANCE else ': WRONG'}"
+    right = "nothing expected" if found["worst"] is None else (
+        f"losses and norms {found['worst']:.1e} off{'' if found['worst'] <= shape.TOLERANCE else ': WRONG'}")
     compiled = "0 kernels compiled here" if not found["compiled_here"] else f"{found['compiled_here']} KERNELS COMPILED HERE: the pack lacks them"
-    return (f"{found['ms']:.1f} ms a step of {found['batch']}; {right}; GiB: {gib(found['in_use'])} in use, {gib(found['planned'])} planned, "
-            f"{gib(found['reserved'])} reserved, {gib(found['nvml'])} by the driver; {compiled}; first step {found['warm_up_s']:.1f} s more")
+    return (f"{found['ms']:.1f} ms a step of {found['batch']}; {right}; GiB: {gib(found['in_use'])} in use, {gib(found['planned_in_use'])} planned; "
+            f"{gib(found['reserved'])} reserved; {gib(found['nvml'])} by the driver, {gib(found['planned'])} planned; {compiled}; first step {found['warm_up_s']:.1f} s more")
 
 
 def peers(call, small):
@@ -286,7 +301,7 @@ def program(call, seconds, command, **environment):
 def steps_of_a(call, there, a):
     cox = Model(call, there, a.small)
     key, batch, more = ("small", 2, 4) if a.small else ("3b", 8, 32)
-    count = a.steps or (3 if a.small else 12)
+    count = a.steps or (3 if a.small else shape.STEPS)
     # Read once, so that the peers find it in memory. What is missing shows when they begin.
     torch = call.start("torch", [sys.executable, "-c", "import torch, transformers, peft"])
     yield "facts", facts(call, there)

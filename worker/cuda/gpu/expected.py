@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Losses that a GPU should have: the same steps, of the same seed, on this machine's CPU.
+"""Losses and gradients' norms that a GPU should have: the same steps, of the same seed, on this machine's CPU.
 
     worker/cuda/gpu/expected.py target/release/cox small 3
     worker/cuda/gpu/expected.py target/release/cox 3b 2
@@ -26,11 +26,12 @@ def main():
         subprocess.run([cox, "data", "make-checkpoint", "--like", like, "--tokenizer", "configs/assets/tiny-vla", "--out", model],
                        cwd=ROOT, check=True)
         worker = shape.worker(cox, model, out, 2 if small else 8, steps, shape.SMALL if small else [], device="cpu")
-        subprocess.run(worker, cwd=ROOT, check=True)
+        said = subprocess.run(worker, cwd=ROOT, check=True, capture_output=True, text=True)
         losses = json.loads((out / "summary.json").read_text())["losses"]
+        norms = [norm for norm, _ in shape.steps(said.stdout + said.stderr)]
     file = pathlib.Path(__file__).parent / "expected.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    known[key] = dict(losses=losses)
+    known[key] = dict(losses=losses, norms=norms)
     file.write_text(json.dumps(known, indent=1) + "\n")
 
 

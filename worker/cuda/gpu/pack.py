@@ -106,8 +106,8 @@ def asked(stage, letter, capability, work):
         cox, model = binaries / "cox", work / "model"
         ask(cox, "data", "make-checkpoint", "--like", "configs/assets/qwen2.5-vl-3b", "--tokenizer", "configs/assets/tiny-vla", "--out", model)
         for batch, more in ((8, []), (8, ["train.recompute=none"]), (32, []), (2, [])):
-            # Another batch in the same directory would be another run, and refused.
-            ask(*counted, *shape.worker(cox, model, work / f"run-{batch}", batch, 3, more))
+            # Another batch in the same directory would be another run, and refused; other steps have other samples, and shapes.
+            ask(*counted, *shape.worker(cox, model, work / f"run-{batch}", batch, shape.STEPS, more))
         ask(*counted, cox, "selftest", "--device", "cuda")
     else:
         tests = ["--test-threads", "1"]

@@ -56,17 +56,17 @@ def aims(steps, peer):
     best = min((step.get("ms") for step in (full, none) if step.get("ms")), default=None)
     fastest = lambda how: min((line["step_ms"] for name, line in peer.items() if name.startswith(how)), default=None)
     eager = peer.get("eager-full", {})
-    planned = ratio(full.get("planned"), full.get("in_use"))
+    planned = ratio(full.get("planned_in_use"), full.get("in_use"))
     compiled = sum(step["compiled_here"] for step in steps.values()) if steps else None
     worst = max((step["worst"] for step in steps.values() if step["worst"] is not None), default=None)
     limits = [
-        ("losses beside the CPU's, relative", worst, shape.TOLERANCE),
+        ("losses and norms beside the CPU's, relative", worst, shape.TOLERANCE),
         ("kernels compiled there", compiled, 0),
         ("step beside eager PyTorch's best", ratio(best, fastest("eager")), 0.6),
         ("step beside compiled PyTorch's best", ratio(best, fastest("compiled")), 1.0),
         ("memory in use beside PyTorch's allocated, recompute full",
          ratio(full.get("in_use", 0) / 2**20, eager.get("allocated_mib")), 0.9),
-        ("memory, plan beside measured: off by", None if planned is None else abs(planned - 1), 0.05),
+        ("memory in use, plan beside measured: off by", None if planned is None else abs(planned - 1), 0.05),
     ]
     for what, value, limit in limits:
         said = "not measured" if value is None else ("reached" if value <= limit else "MISSED")
