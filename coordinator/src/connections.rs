@@ -45,8 +45,8 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Those that call at `listener` and come through `door`: so many at once, and so long until the first
-    /// call.
+    /// Connections that call at `listener` and come through `door`: so many at once, and so long until the
+    /// first call.
     pub fn new(listener: TcpListener, door: Door, bounds: ConnectionBounds) -> Self {
         let listener = Arc::new(listener);
         let accept = move || {

@@ -10,7 +10,7 @@
 //! Nothing here waits for a worker: a line whose queue is full is closed, and the worker opens it again and
 //! is told what still applies.
 //!
-//! Those who only [look](looks) wait apart.
+//! Callers that only [look](looks) wait apart.
 //!
 //! Before a deadline counts, everything that was said until then is heard: a heartbeat that waits in the
 //! inbox is a sign of life. Time in which no call could be heard does not count at all (see

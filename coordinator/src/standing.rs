@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 pub enum Standing {
     /// No call that it may make.
     Stranger,
-    /// That it may read.
+    /// A call that proves it may read.
     Reader,
-    /// That it may do more: it makes room for nobody.
+    /// A call that proves it may do more: it makes room for nobody.
     Member,
 }
 

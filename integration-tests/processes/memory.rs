@@ -141,7 +141,7 @@ fn the_others_give_their_attempts_up_and_learn_the_same_as_if_they_had_finished_
             "{}",
             early.0
         );
-        // Those that wait in the vote have finished theirs.
+        // Ranks that wait in the vote have finished theirs.
         assert!(late.0.contains(message) && !late.0.contains(" early"), "{}", late.0);
         assert!(early.1 == late.1, "{lost_in}: giving up changes what is learned");
     }

@@ -106,7 +106,7 @@ fn an_expert_that_does_not_train_comes_out_as_it_was_brought_and_has_no_optimize
     let from = from(one);
     let overrides = [&from, "expert.train=false", "train.steps=4", "train.checkpoint_every=2"];
     let (_, printed) = trained("configs/vla-stage2.yaml", &two, &overrides);
-    assert!(printed.contains("what does not train comes from"), "{printed}");
+    assert!(printed.contains("frozen weights come from"), "{printed}");
     let tensors = |path: &Path| {
         let bytes = std::fs::read(path).expect("it was written");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("whole");

@@ -37,7 +37,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// That of this name.
+    /// The case of this name.
     pub fn read(name: &str) -> Self {
         let bytes = fs::read(fixture("expert").join(format!("{name}.safetensors"))).unwrap();
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();

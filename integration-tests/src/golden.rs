@@ -27,7 +27,7 @@ pub const CASES: [&str; 11] = [
     "qwen3-frozen",
 ];
 
-/// Those whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by
+/// Cases whose weights are bfloat16 in the file. Of the others rounding the weights alone moves gradients by
 /// a tenth to more than themselves (these are small models with random weights; Transformers does the same),
 /// so that in bfloat16 they say nothing.
 pub const IN_BFLOAT16: [&str; 2] = ["mqa-sharded-bf16", "qwen3-mqa-sharded-bf16"];

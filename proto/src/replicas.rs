@@ -22,7 +22,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// That of ranks on these nodes, by rank: the shortest way that leaves the fewest replicas at home.
+    /// The placement of ranks on these nodes, by rank: the shortest way with the fewest replicas at home.
     pub fn of(nodes: &[u32]) -> Self {
         let world = nodes.len();
         let along = |distance: usize| {

@@ -15,7 +15,7 @@ pub struct Shelf<B: Tape<Base = B>> {
     pub vision_language: Families<dyn VlFamilyOn<B>>,
     /// Text to text, by an encoder and a decoder.
     pub text_to_text: Families<dyn TextFamilyOn<B>>,
-    /// Those that lend their layers to policies.
+    /// Families that lend their layers to policies.
     pub joint: Families<dyn JointFamilyOn<B>>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct PolicyFeatures {
 }
 
 impl PolicyFeatures {
-    /// Those of a directory, checked, whose key of sampling's steps is `steps`.
+    /// The features of a directory, checked, whose key of sampling's steps is `steps`.
     pub fn from_directory(
         directory: &PolicyDirectory,
         steps: &str,

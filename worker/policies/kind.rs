@@ -107,7 +107,7 @@ impl PolicyKind {
         }
     }
 
-    /// By which states and actions are normalised, as its processor before the policy says.
+    /// How states and actions are normalised, as its processor before the policy says.
     pub fn normalization(directory: &PolicyDirectory) -> Result<[NormMode; 2], ModelError> {
         let of = |kind| mode(directory, kind);
         Ok([of("STATE")?, of("ACTION")?])

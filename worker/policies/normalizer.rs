@@ -52,7 +52,7 @@ pub(crate) enum Normalizer {
 }
 
 impl Normalizer {
-    /// That of a feature on this side of a policy; none where values go as they are.
+    /// The normalizer of a feature on this side of a policy; none where values go as they are.
     pub fn for_feature(
         directory: &PolicyDirectory,
         side: Side,

@@ -10,7 +10,7 @@ use crate::{directory::PolicyDirectory, export::PROCESSORS};
 pub(crate) struct ReadProcessors {
     /// Steps of the processor before a policy, and of the one behind it.
     pub steps: [&'static [&'static str]; 2],
-    /// By which states and actions may be normalised; images never are.
+    /// Modes in which states and actions may be normalised; images never are.
     pub modes: &'static [&'static str],
 }
 

@@ -30,8 +30,8 @@ pub(crate) fn tensors_of(linears: &[NamedLinear]) -> impl Iterator<Item = NamedS
     })
 }
 
-/// Those of an expert of width `e`, of a state's token of width `d`, and of such values of a state and an
-/// action.
+/// The linears of an expert of width `e`, of a state's token of width `d`, and of such values of a state and
+/// an action.
 pub(crate) fn linears([state, action]: [usize; 2], d: usize, e: usize) -> [NamedLinear; 5] {
     [
         ("model.state_proj", [state, d]),

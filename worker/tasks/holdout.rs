@@ -39,7 +39,7 @@ impl Holdout {
         Self { training, left_out, ..self }
     }
 
-    /// Those that train.
+    /// The samples that train.
     pub fn training(&self) -> &Arc<TrainingSamples> {
         &self.training
     }

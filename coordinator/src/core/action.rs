@@ -71,7 +71,7 @@ pub enum Reply {
     NodeHeard {
         /// Steps below this one are committed.
         committed: Step,
-        /// Those who must register again.
+        /// Workers that must register again.
         unknown: Vec<WorkerId>,
     },
     /// To calls that need no answer.

@@ -96,7 +96,7 @@ pub struct GenerationEntry {
 pub enum GenerationState {
     /// Features of some samples are missing.
     Building,
-    /// Those of all samples are stored.
+    /// Features of all samples are stored.
     Complete,
     /// A newer one serves.
     Retired,

@@ -115,7 +115,7 @@ pub struct Incident {
     pub complaint: Option<Failure>,
     /// The victims.
     pub victims: BTreeSet<Slot>,
-    /// Those who were lost.
+    /// Workers that were lost.
     pub lost: BTreeSet<Slot>,
     /// The sample that failed, if it was one.
     pub sample: Option<BadSample>,

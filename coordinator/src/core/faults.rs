@@ -36,7 +36,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Those of earlier lives of the coordinator: what was spent, and what was survived. A last checkpoint
+    /// Faults of earlier lives of the coordinator: what was spent, and what was survived. A last checkpoint
     /// may be written until `close_by`.
     pub fn new(budgets: Budgets, past: &Past, close_by: Timestamp) -> Self {
         Self { incident: None, spent: past.spent.clone(), survived: past.fault.clone(), budgets, close_by }

@@ -364,7 +364,7 @@ impl Progress {
         (0..world).map(Rank).collect()
     }
 
-    /// Those ranks that have nothing left to run, and nothing to report that would remind us of them.
+    /// The ranks that have nothing left to run, and nothing to report that would remind us of them.
     pub fn dry_ranks(&self) -> Vec<Rank> {
         self.training().map_or_else(Vec::new, |course| course.leases.dry(course.ledger.all_owed()))
     }

@@ -57,9 +57,9 @@ pub enum SampleVerdict {
 /// All such rows of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
-    /// Those that failed, on whom and when, until they are left out.
+    /// Rows that failed, on whom and when, until they are left out.
     tried: BTreeSet<Try>,
-    /// Those that are left out, in order.
+    /// Rows that are left out, in order.
     left_out: BTreeSet<LeftOutRow>,
     /// How many slots the ranks have moved on.
     #[serde(rename = "turns")]

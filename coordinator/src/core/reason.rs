@@ -59,7 +59,7 @@ pub enum Reason {
         generation: Generation,
         /// Workers.
         workers: u32,
-        /// Those whose shard has its replica on their own node, though there are others.
+        /// Workers whose shard has its replica on their own node, though there are others.
         at_home: u32,
     },
     /// A generation's ranks agreed where to start.

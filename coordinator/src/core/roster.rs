@@ -186,7 +186,7 @@ impl Roster {
         self.at(slot).filter(|worker| worker.gone.is_none())
     }
 
-    /// Those at these slots have places; all others that could have had one are spares.
+    /// Gives the workers at these slots places; all others that could have had one are spares.
     pub fn choose(&mut self, slots: &[Slot]) {
         let chosen: HashSet<_> = slots.iter().collect();
         for worker in self.states.iter_mut().filter_map(|state| state.worker.as_mut()) {

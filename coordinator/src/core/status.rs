@@ -73,9 +73,9 @@ impl Status {
 /// How many workers are there, of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// Those that are wanted.
+    /// Workers that are wanted.
     pub wanted: u32,
-    /// Those that are there.
+    /// Workers that are there.
     pub present: u32,
     /// Present workers that wait while others have ranks.
     pub spare: u32,

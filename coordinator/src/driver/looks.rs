@@ -1,4 +1,4 @@
-//! Those who only look at the run. They wait apart from calls that change it, share a look with all others
+//! Callers that only look at the run. They wait apart from calls that change it, share a look with all others
 //! that wait, and are looked for at most once in [`LOOK_PAUSE`], and the less often the longer a look takes:
 //! however many there are, what they cost the driver is bounded. Each sees what was true after it asked.
 

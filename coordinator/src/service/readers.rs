@@ -180,9 +180,9 @@ impl ReadCounts {
         self.told = Some(now);
         tracing::warn!(
             target: "coxswain::run", from, count,
-            "{count} read calls were refused since the last line like this, the newest from {from}: one \
-             token may have {} \
-             at once, one connection {MAX_READS_OF_CONNECTION}; the run is not affected",
+            "{count} read calls were refused since the last such line, most recently from {from}: the limit is \
+             {} at once \
+             per token, {MAX_READS_OF_CONNECTION} per connection; the run is not affected",
             MAX_READS.1
         );
     }

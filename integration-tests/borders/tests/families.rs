@@ -14,7 +14,7 @@ use coxswain_borders::{
 
 /// Where families are, each in a folder.
 const SHELVES: [&str; 2] = ["worker/models/families", TOYS];
-/// Those of a program of its own.
+/// Families of a program of its own.
 const TOYS: &str = "integration-tests/toy/src/families";
 const PAGE: &str = "docs/develop/add-a-model.md";
 /// How its table of files begins: what families of each kind implement, a column for each.

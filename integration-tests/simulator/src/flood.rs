@@ -1,4 +1,4 @@
-//! Those who only read, by the hundred, before the coordinator's real bounds: so many reads at once, a ration
+//! Readers by the hundred, before the coordinator's real bounds: so many reads at once, a ration
 //! of its processor, a look for all who look; a first call of each connection, then all of them in turns, and
 //! more slowly from one that was refused. Some never take their answers.
 //!

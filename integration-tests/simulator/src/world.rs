@@ -44,7 +44,7 @@ pub struct World {
     pub rival: Option<SimulatedCoordinator>,
     /// The number of the newest claim to the role.
     pub claims: Arc<AtomicU64>,
-    /// Those who only read, while there are many.
+    /// Clients that only read, while there are many.
     pub flood: Option<Flood>,
     /// Until when each machine is cut off.
     pub cuts: Vec<Duration>,

@@ -68,7 +68,7 @@ impl Default for Rates {
 }
 
 impl Settings {
-    /// Those of a specification that the schema wrote, or checked.
+    /// The settings of a specification that the schema wrote, or checked.
     pub fn of(spec: &RunSpec) -> Self {
         spec.settings().unwrap_or_else(|error| panic!("a run of this task has been checked: {error}"))
     }

@@ -83,7 +83,7 @@ pub enum Foreign {
 }
 
 impl Index {
-    /// That of a run which has nothing in the bucket yet.
+    /// The index of a run that has nothing in the bucket yet.
     pub fn new(spec: &RunSpec) -> Self {
         Self {
             format: FORMAT,

@@ -184,7 +184,7 @@ impl fmt::Display for Record {
 }
 
 impl Record {
-    /// That of an output directory.
+    /// The record of an output directory.
     pub fn load(output: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(output.join(RECORD)).ok()?).ok()
     }

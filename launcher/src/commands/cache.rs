@@ -89,10 +89,10 @@ fn verify(args: &VerifyArgs) -> Outcome {
     let left = if args.repair { 0 } else { damaged };
     let text = match (left, unusable) {
         (0, 0) => return Ok(()),
-        (0, _) => format!("{unusable} files cannot be used; `cox cache gc` removes those that are ours"),
+        (0, _) => format!("{unusable} files cannot be used; `cox cache gc` removes those that cox wrote"),
         _ => format!(
-            "{damaged} records or shards are damaged, {unusable} files cannot be used; runs compute again what they need of it; \
-             `cox cache verify --repair` writes the shards again without it"
+            "{damaged} records or shards are damaged, {unusable} files cannot be used; runs recompute what they need; \
+             `cox cache verify --repair` rewrites the shards without the damaged records"
         ),
     };
     Err(CliError::bad_input(text))
@@ -108,7 +108,7 @@ fn gc(args: &GcArgs) -> Outcome {
     };
     let passed = args.budget.filter(|budget| left > *budget && !args.dry_run);
     passed.map_or(Ok(()), |budget| {
-        let text = format!("the store still has {left} bytes, more than the budget of {budget}: the namespaces in it are in use");
+        let text = format!("the cache still has {left} bytes, over the budget of {budget}: they are in use");
         Err(CliError::new(Exit::NoProgress, text))
     })
 }
@@ -122,7 +122,7 @@ impl StoreArgs {
             }
         }
         Err(CliError::usage(format!(
-            "{}: neither it nor the {CACHE_DIR} below it is a store of features (no store.json); name a run's cache.dir or its output \
+            "{}: not a feature cache (no store.json there or in its {CACHE_DIR}); name a run's cache.dir or its output \
              directory",
             self.dir.display()
         )))

@@ -32,7 +32,7 @@ pub fn completions(args: &CompletionsArgs, program: Command) -> Outcome {
     Ok(())
 }
 
-/// That script.
+/// The completion script of a shell.
 pub fn script(shell: Shell, mut program: Command) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut program, "cox", &mut script);

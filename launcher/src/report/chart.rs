@@ -23,7 +23,7 @@ const SIZE: [u32; 2] = [480, 250];
 const SMALL: [u32; 2] = [200, 120];
 /// Letters, in pixels of the page.
 const FONT: u32 = 14;
-/// Those of one in a row of many.
+/// Letters of a chart in a row of many.
 const SMALL_FONT: u32 = 13;
 /// Beyond this ratio of largest to smallest an axis is logarithmic.
 const WIDE_RANGE: f64 = 200.0;

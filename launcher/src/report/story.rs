@@ -32,7 +32,7 @@ pub struct StoryEvent {
 pub struct Story {
     /// First and last ones.
     pub events: Vec<StoryEvent>,
-    /// Those between them that are not kept.
+    /// Events between them that are not kept.
     pub left_out: usize,
     /// Date and time of its first event, as the log has them.
     pub begun: Option<String>,

@@ -18,7 +18,7 @@ pub fn write(output_dir: &Path, report: &Report) {
     let path = output_dir.join(FILE);
     let text = format!("{:#}\n", content(report));
     if let Err(error) = in_place::replace(&path, text.as_bytes()) {
-        tracing::warn!(path = %path.display(), %error, "cannot be written");
+        tracing::warn!(path = %path.display(), %error, "the failure file cannot be written");
     }
 }
 
@@ -28,7 +28,7 @@ pub fn remove(output_dir: &Path) {
     if let Err(error) = fs::remove_file(&path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %path.display(), %error, "cannot be removed");
+        tracing::warn!(path = %path.display(), %error, "an old failure file cannot be removed");
     }
 }
 

@@ -34,7 +34,7 @@ pub struct MemoryKills {
 }
 
 impl MemoryKills {
-    /// Those of this process's control group, or of its machine, from now on.
+    /// Kills in this process's control group, or on its machine, from now on.
     pub fn of_this_process(now: Instant) -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self::at(Path::new("/"), &groups, now)

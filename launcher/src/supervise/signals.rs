@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
 };
 
-/// Those that are answered.
+/// Signals that are answered.
 pub const ANSWERED: [Signal; 9] = [
     Signal::SIGINT,
     Signal::SIGTERM,

@@ -45,7 +45,7 @@ impl Tokens {
         Self(Arc::new(RwLock::new(TokenTable { granted, leaving: Vec::new(), stamp: None, unread: false })))
     }
 
-    /// Those of a file, which is read again whenever it changes.
+    /// The tokens of a file, which is read again whenever it changes.
     pub fn of_file(path: &Path) -> Result<Self, IdentityError> {
         let stamp = file::stamp(path);
         let held = TokenTable { granted: file::read(path)?, leaving: Vec::new(), stamp, unread: false };
@@ -58,8 +58,8 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Those of a file that has one fresh token of all scopes if it was not there before. Where the file
-    /// system lets others read it, that is logged, and the file is read once.
+    /// The tokens of a file, which gets one fresh token of all scopes if it was not there before. Where the
+    /// file system lets others read it, that is logged, and the file is read once.
     pub fn of_own_file(path: &Path) -> Result<Self, IdentityError> {
         if file::make(path)? {
             return Self::of_file(path);
@@ -72,7 +72,7 @@ impl Tokens {
         Self::of_open_file(path)
     }
 
-    /// Those of a file that others may read, too, where a file system keeps no permissions.
+    /// The tokens of a file that others may read, too, where a file system keeps no permissions.
     pub fn of_open_file(path: &Path) -> Result<Self, IdentityError> {
         let held =
             TokenTable { granted: file::read_open(path)?, leaving: Vec::new(), stamp: None, unread: false };

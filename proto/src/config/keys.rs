@@ -13,7 +13,7 @@ pub(super) fn known_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     probed::<T>().keys
 }
 
-/// Those of them that are numbers, or lists of a fixed number of them.
+/// The known keys that are numbers, or lists of a fixed number of them.
 pub(super) fn number_keys<T: for<'de> Deserialize<'de>>() -> Vec<String> {
     probed::<T>().numbers
 }

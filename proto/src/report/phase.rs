@@ -41,7 +41,7 @@ pub enum WorkerPhase {
 }
 
 impl WorkerPhase {
-    /// Those that a worker is in by its own account, in order.
+    /// The phases that a worker is in by its own account, in order.
     pub const ALL: [Self; 13] = [
         Self::Joining,
         Self::Loading,

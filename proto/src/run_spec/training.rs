@@ -344,7 +344,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerGroup<T> {
 }
 
 impl<T: Copy + Default> PerGroup<T> {
-    /// That of a group.
+    /// The value of a group.
     pub fn of(&self, group: &str) -> T {
         match self {
             Self::All(value) => *value,

@@ -1,6 +1,6 @@
 //! The parts of burn that we compute with, under the names that the crate `burn` has for them.
 //!
-//! That crate brings layers, optimisers, records and data loaders along, and with them a minute of building.
+//! `burn` brings layers, optimisers, records and data loaders along, and with them a minute of building.
 //! We have our own.
 
 pub use burn_tensor as tensor;

@@ -121,7 +121,7 @@ impl FrozenBytes {
         self.two_blocks_of(TowerKind::Text).max(self.two_blocks_of(TowerKind::Vision))
     }
 
-    /// Those in memory at once.
+    /// Bytes in memory at once.
     pub fn in_memory(&self, blocks: InMemory) -> u64 {
         let all = self.towers.iter().flatten();
         let held = match blocks {

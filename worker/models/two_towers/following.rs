@@ -22,7 +22,7 @@ impl<B: Tape<Base = B>> Default for KeptTokens<B> {
 }
 
 impl<B: Tape<Base = B>> KeptTokens<B> {
-    /// Those of all tokens, these ones included; `[b, s, kv_heads, k]`.
+    /// Keys and values of all tokens, these ones included; `[b, s, kv_heads, k]`.
     fn with(&mut self, new_bshk: [Tensor<B, 4>; 2]) -> [Tensor<B, 4>; 2] {
         let all = match self.0.take() {
             None => new_bshk,

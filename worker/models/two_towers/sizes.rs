@@ -52,7 +52,7 @@ pub struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Those of the outermost object of `config.json`, within a vocabulary of so many.
+    /// The special tokens in the outermost object of `config.json`, within a vocabulary of so many.
     pub(crate) fn from_fields(root: &Fields<'_>, vocab: usize) -> Result<Self, ModelError> {
         let id = |field: &str, default: usize| -> Result<u32, ModelError> {
             let id = root.uint(field)?.unwrap_or(default);

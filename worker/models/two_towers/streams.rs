@@ -43,7 +43,7 @@ impl<B: Tape<Base = B>> Streams<B> {
         Some((self.first - 1, values_md))
     }
 
-    /// Those that were not taken.
+    /// The streams that were not taken.
     pub fn left(self) -> Vec<Tensor<B, 2>> {
         self.values_md.collect()
     }

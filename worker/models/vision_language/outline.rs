@@ -68,7 +68,7 @@ pub struct FeatureRows {
 }
 
 impl FeatureRows {
-    /// Those of a sample of `tokens` tokens with images of these shapes: hidden states, or what the vision
+    /// Rows of a sample of `tokens` tokens with images of these shapes: hidden states, or what the vision
     /// tower gives, and of every stream that is added above the tap as many as images have tokens.
     pub fn at(self, tap: Tap, tokens: usize, images: &[ImageShape]) -> usize {
         let of_images = images.iter().map(|shape| self.patches.tokens(*shape)).sum::<usize>();

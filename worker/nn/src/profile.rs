@@ -83,7 +83,7 @@ impl SpanSum {
 
 /// The spans of one thread.
 struct Recorder {
-    /// Those that are open, from the outermost inwards; the first one is all there is.
+    /// Spans that are open, from the outermost inwards; the first one is all there is.
     open: Vec<(SpanSum, Instant)>,
 }
 

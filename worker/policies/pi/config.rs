@@ -40,7 +40,7 @@ const DRAW: [(&str, f64); 4] = [
 ];
 /// Steps of the processor behind the policy that are read.
 const BEHIND: &[&str] = &["unnormalizer_processor", "absolute_actions_processor", "device_processor"];
-/// Those of the processor before it.
+/// Steps of the processor before the policy that are read.
 const BEFORE: [&str; 6] = [
     "rename_observations_processor",
     "to_batch_processor",
@@ -207,7 +207,7 @@ fn side(fields: &Fields<'_>) -> Result<usize, ModelError> {
     }
 }
 
-/// Those of the file's header; of the variant that is named, where there is no file: plans are made without.
+/// Sizes by the file's header, or, where there is no file, by the named variant: plans are made without.
 fn expert_sizes(dir: &Path, kind: PiKind, fields: &Fields<'_>) -> Result<ExpertSizes, ModelError> {
     let named = fields.str("action_expert_variant")?.unwrap_or(VARIANTS[0].0);
     let Some((_, published)) = VARIANTS.into_iter().find(|(name, _)| *name == named) else {

@@ -159,7 +159,7 @@ impl Cache {
                 total -= len;
             }
         }
-        // Those that are empty now; others stay.
+        // Directories that are empty now; others stay.
         for object in fs::read_dir(&self.dir)?.flatten() {
             let _ = fs::remove_dir(object.path());
         }

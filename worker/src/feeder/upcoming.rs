@@ -1,7 +1,7 @@
 //! Rows without features in micro-batches that are ready and wait for their turn: taken out, computed
 //! together with those that are due, and put back.
 //!
-//! That is what lets features be computed in batches larger than a micro-batch. Nothing is waited for: what
+//! So features are computed in batches larger than a micro-batch. Nothing is waited for: what
 //! is not ready is computed when it is due. Rows that were taken out and not put back leave their micro-batch
 //! incomplete, so a caller that gives up must start again with [`Prefetcher::replan`], which makes those rows
 //! anew, or [`Prefetcher::clear`].

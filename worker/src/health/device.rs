@@ -61,7 +61,7 @@ impl GpuHealth {
             .then(|| format!("{} runs at lower clocks: {}", self.name, self.slowed_by.join(", ")));
         let full = self.free.filter(|(free, total)| *free < total / LITTLE).map(|(free, total)| {
             format!(
-                "{}: {} of {} MiB are free: another process computes there (`cox gpus` names it)",
+                "{}: {} of {} MiB are free: another process computes there (`cox gpu` names it)",
                 self.name,
                 free >> 20,
                 total >> 20

@@ -14,7 +14,7 @@ pub fn of(computes: Computes) -> u64 {
     hasher.finish()
 }
 
-/// Those that kernels here and in the `gemm` crate look for.
+/// The vector instructions that kernels here and in the `gemm` crate look for.
 fn vector_instructions() -> Vec<bool> {
     #[cfg(target_arch = "x86_64")]
     return vec![

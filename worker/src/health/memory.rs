@@ -3,7 +3,7 @@
 /// Less than this is available: a worker's own libraries hardly fit.
 const LITTLE: u64 = 128 << 20;
 
-/// That it is little, if so; nothing where the system does not say.
+/// A warning that it is little; nothing if it is not, or where the system does not say.
 pub(super) fn little() -> Option<String> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let available = available(&text).filter(|available| *available < LITTLE)?;

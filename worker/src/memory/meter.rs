@@ -51,7 +51,7 @@ pub struct Meter {
     capacity: Option<u64>,
     held: Vec<HeldBytes>,
     overrun: Option<OutOfMemory>,
-    /// That moving state went over has been said.
+    /// Whether it was logged that moving state went over.
     moving_told: bool,
     demand: Demand,
     pressure: Pressure,

@@ -100,7 +100,7 @@ pub enum TrainError {
         step: Step,
         /// `loss` or `gradient`.
         what: &'static str,
-        /// Those of the micro-batch, by index.
+        /// Samples of the micro-batch, by index.
         samples: Vec<u64>,
     },
     /// Weights or moments are such that no later step can be taken.

@@ -430,6 +430,6 @@ fn described(layout: &TrainableLayout, taken: &BTreeMap<String, PathBuf>) -> Vec
     };
     let brought = layout.constants().iter().filter_map(|constant| taken.get(&constant.name));
     let brought: std::collections::BTreeSet<_> = brought.map(|path| path.display().to_string()).collect();
-    let constants = brought.into_iter().map(|path| format!("what does not train comes from {path}"));
+    let constants = brought.into_iter().map(|path| format!("frozen weights come from {path}"));
     layout.groups().into_iter().map(line).chain(constants).collect()
 }

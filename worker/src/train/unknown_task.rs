@@ -9,7 +9,7 @@ use coxswain_task::TaskOn;
 pub struct UnknownTask {
     /// As the run names it.
     pub name: String,
-    /// Those that there are.
+    /// The tasks that there are.
     pub known: String,
 }
 

@@ -56,7 +56,7 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
-    /// That of a run that scales its loss; none if nothing is said of it.
+    /// The scaler of a run that scales its loss; none if nothing is said of it.
     pub fn wanted(settings: &LossScale) -> Option<Self> {
         (!settings.is_unsaid()).then(|| Self::new(settings))
     }

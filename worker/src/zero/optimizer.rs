@@ -80,7 +80,7 @@ pub struct ShardedOptimizer<F: Flat = Vec<f32>> {
     pub(super) pieces: Vec<ParamPiece>,
     /// What the rule keeps of them, in the order of its buffers.
     pub(super) state: Vec<StateValues<F>>,
-    /// That of the weights, if the run keeps one.
+    /// The average of the weights, if the run keeps one.
     pub(super) average: Option<Average<F>>,
     /// Steps of the run that are done.
     pub(super) steps: u64,
@@ -115,9 +115,9 @@ pub(super) struct Update {
 /// Factors that bring norms down to `clip_norm`; 1 where they need not be.
 #[derive(Clone, Debug, PartialEq)]
 enum Clips {
-    /// That of the global norm.
+    /// The factor of the global norm.
     All(f64),
-    /// That of each group's own.
+    /// The factor of each group's own norm.
     Groups(Vec<(Group, f64)>),
 }
 

@@ -21,7 +21,7 @@ pub struct GroupNorm {
 pub struct StepOutcome {
     /// Norm of the scaled global gradient, before clipping.
     pub grad_norm: f64,
-    /// Those of the groups that move, in the order of the flat parameter buffer.
+    /// Norms of the groups that move, in the order of the flat parameter buffer.
     pub group_norms: Vec<GroupNorm>,
     /// Whether it was scaled down to `clip_norm`.
     pub clipped: bool,

@@ -33,7 +33,7 @@ impl Partition {
         Self { cuts, rank }
     }
 
-    /// That of the rank `distance` before this one, around the ring.
+    /// The part of the rank `distance` before this one, around the ring.
     pub fn before(&self, distance: usize) -> Self {
         let world = self.world();
         Self { cuts: self.cuts.clone(), rank: (self.rank + world - distance % world) % world }

@@ -31,7 +31,7 @@ const TIMESCALE: f64 = 10_000.0;
 pub struct Rates(Vec<(String, f64)>);
 
 impl Rates {
-    /// That of a group; 0 for one that has none, which keeps it as it is.
+    /// The rate of a group; 0 for one that has none, which keeps it as it is.
     pub fn of(&self, group: Group) -> f64 {
         self.0.iter().find(|(name, _)| name == group.0).map_or(0.0, |(_, rate)| *rate)
     }

@@ -26,7 +26,7 @@ pub struct SampleReport {
     pub about: Vec<String>,
     /// Samples that there are.
     pub samples: u64,
-    /// Those that were read.
+    /// Samples that were read.
     pub read: u64,
     /// What is wrong, errors first.
     pub findings: Vec<Finding>,

@@ -192,7 +192,7 @@ impl dyn Samples {
         SampleOrder::new(seed, self.fingerprint(), self.training().clone()).of_sets(self.shares())
     }
 
-    /// Those of these samples that can be read, as they were recorded.
+    /// The samples among these that can be read, as they were recorded.
     pub fn readable(&self, indices: &[u64]) -> Readable {
         let mut readable = Readable::default();
         for &index in indices {

@@ -4,7 +4,7 @@
 //! logits / temperature -> the top_k likeliest -> the fewest of them with top_p of their probability -> draw
 //! ```
 //!
-//! That is the order of Transformers' `generate`. The draw is keyed by seed, prompt and token: answers do not
+//! Transformers' `generate` has the same order. The draw is keyed by seed, prompt and token: answers do not
 //! depend on what is written beside them.
 
 use std::cmp::Reverse;

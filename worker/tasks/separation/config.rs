@@ -129,7 +129,7 @@ impl Default for SeparatorRates {
 }
 
 impl SeparationSettings {
-    /// Those of a specification; refused if they are another task's, or of other types.
+    /// The settings of a specification; refused if they are another task's, or of other types.
     pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }

@@ -82,7 +82,7 @@ impl<B: Tape<Base = B>> TrainedSeparator<B> {
             let _ = fs::remove_dir(dir);
             error.downcast::<TaskError>().unwrap_or_else(unwritten)
         })?;
-        tracing::info!("{} taken apart", mixture.place);
+        tracing::info!("{}: stems written", mixture.place);
         Ok(paths)
     }
 }

@@ -114,8 +114,8 @@ impl Default for PairRates {
 }
 
 impl Seq2SeqSettings {
-    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
-    /// schema's to check.
+    /// The settings of a specification; refused if they are another task's, or of other types. Their rules
+    /// are the schema's to check.
     pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         let mut settings: Self = spec.settings()?;
         settings.lora = settings.lora.map(meant);

@@ -77,7 +77,7 @@ impl TokenWeights {
 pub struct TokenRun<'a> {
     /// Keys.
     pub spec: &'a RunSpec,
-    /// Those of the keys that say something of the model.
+    /// The keys that say something of the model.
     pub model: &'a Model,
     /// Weights.
     pub weights: &'a TokenWeights,

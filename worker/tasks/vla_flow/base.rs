@@ -44,7 +44,7 @@ pub struct PolicyBase {
     pub directory: PolicyDirectory,
     /// The policy's kind, with its configuration.
     pub kind: PolicyKind,
-    /// By which its states and actions are normalised.
+    /// How its states and actions are normalised.
     pub modes: [NormMode; 2],
     /// The directory of its vision-language model.
     pub backbone: PathBuf,
@@ -59,7 +59,7 @@ pub fn starts_from_policy(vla: &VlaSettings) -> bool {
 }
 
 impl PolicyBase {
-    /// That of a run; none if `model.path` is a plain model.
+    /// The policy that a run starts from; none if `model.path` is a plain model.
     pub fn from_settings<B: Tape<Base = B>>(
         vla: &VlaSettings,
         models: Shelf<B>,
@@ -232,7 +232,7 @@ pub(super) enum InputMakers {
 }
 
 impl InputMakers {
-    /// Those of a run.
+    /// The makers of a run.
     pub fn from_settings(vla: &VlaSettings, models: Shelf<Sizes>) -> Result<Self, DataError> {
         if let Some(base) = PolicyBase::from_settings(vla, models).map_err(unread)? {
             return Ok(Self::Policy(Box::new(base)));

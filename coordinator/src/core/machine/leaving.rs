@@ -143,7 +143,7 @@ impl Departures<'_> {
     ) -> Result<Reply, Refusal> {
         let run = &mut *self.run;
         let slot = run.fleet.seen(run.now, id)?.slot();
-        // Those that can try it: the workers of the generation, or those that the next one will have.
+        // Workers that can try it: those of the generation, or those that the next one will have.
         let (stale, workers) = match &run.phase {
             Phase::Running(running) => {
                 let theirs = running.assignment.generation != failure.generation;

@@ -54,7 +54,7 @@ fn recall_phase(run: &mut Run, past: &Past, plan: Plan) {
     let world = run.config.world;
     let assignment = Assignment::new(generation, checkpoint, members, &run.progress.quarantine, world);
     let assignment = Assignment { closing: run.faults.closing().is_some(), ..assignment };
-    // Those who were to go still are.
+    // Members that were to leave still are.
     let leaving = assignment.members.iter().any(|member| run.drained(member.slot));
     run.voice.reason = match &run.orders.stop {
         _ if !trains => run.formed(&assignment),

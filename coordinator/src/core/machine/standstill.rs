@@ -72,7 +72,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> S
 pub(super) fn follows(still: &StillRank) -> Option<String> {
     match still.verdict {
         Verdict::Ignore | Verdict::GiveUp => None,
-        Verdict::Name(left) => Some(format!("declared lost in {:.0} s without progress", left.as_secs_f64())),
+        Verdict::Name(left) => Some(format!("declared lost unless it moves in {:.0} s", left.as_secs_f64())),
         Verdict::NameAll(boat) => {
             let others = if boat == 2 {
                 "1 other rank hangs in the same way"

@@ -92,7 +92,7 @@ impl Reports<'_> {
         if !asked {
             self.complained(slot, reason);
         }
-        // Those that were asked leave at one boundary, each by itself.
+        // Workers that were asked leave at one boundary, each by itself.
         self.run.break_up(&because, !asked);
     }
 

@@ -156,7 +156,7 @@ fn a_reset_of_peaks_is_ordered_with_the_report_before_it_and_once() {
     let reset = |reset| Ask::RefreshMemory { reset };
     let asked = run.event(Event::Asked(Ticket(500), reset(true)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 1, reset: 1 }]);
-    // Those reports are of the time before it; and it is no second one.
+    // The first reports are of the time before it; and it is no second reset.
     let asked = run.event(Event::Asked(Ticket(501), reset(false)));
     assert_eq!(told(&asked, 1), [&Directive::MemoryReport { request: 2, reset: 1 }]);
     assert_eq!(run.event(Event::Asked(Ticket(502), reset(false))), vec![], "it waits for the same reports");

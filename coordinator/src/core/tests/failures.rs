@@ -86,7 +86,7 @@ fn input_that_a_member_cannot_use_any_more_ends_the_run_all_the_same() {
     };
     ends(super::recovery::at_step_ten(), 1);
 
-    // Those of a new membership that refuse each other, say because one has lost its GPU.
+    // Members of a new generation refuse each other, say because one has lost its GPU.
     let mut run = super::recovery::at_step_ten();
     run.kill(1);
     run.get_ready(0, 1, "");

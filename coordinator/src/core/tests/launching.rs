@@ -115,7 +115,7 @@ fn a_process_that_is_never_heard_of_is_named_within_ten_seconds_of_what_others_t
     let actions = live(&mut run, 2);
     let expected = "has not registered: its process on node-a was started 1";
     let [(2, text)] = &named(&actions)[..] else { panic!("{actions:?}") };
-    assert!(text.starts_with(expected) && text.contains("(usually 1.0 s); declared lost in"), "{text}");
+    assert!(text.starts_with(expected) && text.contains("(usually 1.0 s); declared lost unless"), "{text}");
     assert_eq!(survived(&actions), None, "it may be waiting for a disk");
     let actions = live(&mut run, 20);
     let text = survived(&actions).expect("it is given up");

@@ -109,7 +109,7 @@ fn a_rank_that_was_named_alone_is_named_again_when_others_hang_as_it_does() {
     run.beat(0, WorkerPhase::Checkpoint);
     run.beat(0, WorkerPhase::Communication);
     let alone = stand_still(&mut run, 10, WorkerPhase::Checkpoint);
-    assert!(matches!(warnings(&alone)[..], [(1, text)] if text.contains("declared lost in")));
+    assert!(matches!(warnings(&alone)[..], [(1, text)] if text.contains("declared lost unless")));
     let mut together = Vec::new();
     for _ in 0..120 {
         together.extend(run.wait(Duration::from_secs(1)));

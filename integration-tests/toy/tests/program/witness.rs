@@ -49,7 +49,7 @@ impl Liar {
         write.commit().expect("written");
     }
 
-    /// That the ledger adds up by itself, and what the ranks say differs, as texts.
+    /// What the ranks say differs, as texts, though the ledger adds up by itself.
     fn differences(&self) -> Vec<String> {
         let alone = self.toy.cox(&["audit"]).arg(self.toy.path("run")).output().expect("cox-toy was built");
         let told = String::from_utf8_lossy(&alone.stdout).into_owned();

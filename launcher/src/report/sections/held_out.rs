@@ -21,7 +21,7 @@ pub(super) fn by_part(run: &ReportedRun) -> Option<Html> {
     for name in after.as_object().into_iter().flat_map(|parts| parts.keys()) {
         let (measure, part) = match name.split_once('/') {
             Some((measure, part)) => (measure.replace('_', " "), words(part, &run.action_names)),
-            // Those without parts are beside each other.
+            // Measures without parts are next to each other.
             None => (String::new(), name.replace('_', " ")),
         };
         let values = [before, after].map(|of| value(of, name));

@@ -160,7 +160,7 @@ impl ServerCertVerifier for PinnedKeyVerifier {
         _ocsp_response: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        // That it has the private key, too, its signature over this handshake shows.
+        // Its signature over this handshake shows that it has the private key, too.
         match ParsedCertificate::try_from(end_entity)?.subject_public_key_info() == self.key {
             true => Ok(ServerCertVerified::assertion()),
             false => Err(CertificateError::Other(OtherError(Arc::new(AnotherKey))).into()),

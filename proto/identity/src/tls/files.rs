@@ -32,7 +32,7 @@ pub(super) fn own(files: &CertificateFiles) -> Result<Option<OwnCertificate>, Id
     Ok(Some(OwnCertificate { chain, key }))
 }
 
-/// Those of `COX_TLS_CA`; nothing where it is not set.
+/// The roots of `COX_TLS_CA`; nothing where it is not set.
 pub(super) fn roots(files: &CertificateFiles) -> Result<Option<RootCertStore>, IdentityError> {
     let Some(path) = &files.ca else { return Ok(None) };
     let mut roots = RootCertStore::empty();

@@ -31,7 +31,7 @@ pub enum Misfit {
         axis: usize,
         /// Elements.
         found: usize,
-        /// Those that it should have.
+        /// Elements that it should have.
         wanted: usize,
     },
 }

@@ -292,7 +292,7 @@ pub struct Column<'a> {
 
 /// Values of a column, and the levels that say how they nest.
 pub struct Values<V> {
-    /// Those that are there: nulls and empty lists have none.
+    /// Values that are there: nulls and empty lists have none.
     pub present: Vec<V>,
     /// By value, null or empty list: how much of the path to it is there. Empty if all of every path is
     /// always there.

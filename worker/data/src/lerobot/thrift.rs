@@ -1,12 +1,12 @@
 //! A look at what parquet files keep in Thrift's compact protocol (footers, headers of pages) before
 //! parquet's own reader takes it.
 //!
-//! That reader passes over fields that it does not know, and takes no byte for a truth value in a list or
+//! The reader passes over fields that it does not know, and takes no byte for a truth value in a list or
 //! map: six bytes that promise two billion of them cost it seconds, a file of 3 KB with a garbled header half
 //! a minute. The format has no list or map of truth values in either place, so one is refused. Every other
 //! value takes a byte or more, so what is left is read in a time that the file's size bounds.
 //!
-//! That reader goes by a field's number alone, so a field of another kind than the format's would have it
+//! The reader goes by a field's number alone, so a field of another kind than the format's would have it
 //! read on at another byte than this look: kinds of known fields are compared with the format's, too.
 //!
 //! Sources: apache/thrift, doc/specs/thrift-compact-protocol.md; apache/parquet-format, parquet.thrift.

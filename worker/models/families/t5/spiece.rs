@@ -75,7 +75,7 @@ struct Normalizer {
 struct AddedTokens {
     /// Sentinels.
     sentinels: usize,
-    /// Those that were added, by id.
+    /// Tokens that were added, by id.
     added: BTreeMap<u32, AddedToken>,
     /// Further special ones, which have the next ids.
     special: Vec<String>,

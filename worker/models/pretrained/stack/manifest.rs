@@ -24,7 +24,7 @@ pub struct Manifest {
     pub norms: Vec<(String, usize)>,
     /// Linears, in the order in which their adapters are registered.
     pub linears: Vec<LinearShape>,
-    /// Those of one input, one after the other.
+    /// Linears with the same input, one range after the other.
     pub groups: Vec<Range<usize>>,
 }
 

@@ -129,7 +129,7 @@ impl<B: ModelBackend, K: Assemble<B>> Stack<B, K> {
 pub struct InStack<'a, B: Tape<Base = B>, K: Assemble<B>> {
     /// All blocks.
     pub stack: &'a Stack<B, K>,
-    /// Those of this tower.
+    /// Blocks of this tower.
     pub range: Range<usize>,
     /// Rotary tables and masks of the micro-batch.
     pub context: &'a K::Context,

@@ -177,7 +177,7 @@ pub struct SharedBlocks {
 }
 
 impl SharedBlocks {
-    /// Those of these towers, in this order.
+    /// The blocks of these towers, in this order.
     pub fn new(towers: Vec<SharedTower>) -> Self {
         Self { towers: towers.into_iter().map(|tower| tower.0).collect() }
     }

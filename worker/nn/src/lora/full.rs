@@ -105,7 +105,7 @@ impl TrainedModules {
         tensor.rsplit_once('.').is_some_and(|(module, _)| self.contains(module))
     }
 
-    /// Those that are not among `others`.
+    /// The modules that are not among `others`.
     pub fn beyond<'a>(&'a self, others: &'a Self) -> impl Iterator<Item = &'a str> {
         self.iter().filter(|module| !others.contains(module))
     }

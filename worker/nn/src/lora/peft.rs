@@ -129,8 +129,8 @@ impl PeftAdapter {
         ))
     }
 
-    /// That it trained above weights of other bits than a model's that is kept so, in words: nothing if it
-    /// does not say, or if neither was quantized.
+    /// Says that it trained above weights of other bits than a model's that is kept so; nothing if it does
+    /// not say, or if neither was quantized.
     pub fn trained_above_other(&self, here: FrozenDtype) -> Option<String> {
         let there = self.trained_above.as_deref().filter(|there| *there != here.name())?;
         let packed = FrozenDtype::ALL.into_iter().filter(|dtype| dtype.packing().is_some());

@@ -119,7 +119,7 @@ pub enum Bias {
     None,
     /// Every bias of the model, vision tower included.
     All,
-    /// Those of adapted modules.
+    /// Biases of adapted modules.
     LoraOnly,
 }
 

@@ -141,7 +141,7 @@ impl TrainableLayout {
         &self.constants
     }
 
-    /// Those that train, then those that do not.
+    /// The tensors that train, then the others.
     pub fn whole(&self) -> impl Iterator<Item = &ParamSpec> {
         self.params.iter().chain(&self.constants)
     }

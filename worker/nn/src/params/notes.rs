@@ -217,7 +217,7 @@ impl<T: Tape> LeavingLinear<T> {
     }
 }
 
-/// Those that are computed together.
+/// The layers that are computed together.
 fn plain<T: Tape>(layers: &[LeavingLinear<T>]) -> Vec<LinearLayer<T>> {
     layers.iter().filter(|layer| layer.is_plain()).map(|layer| layer.layer.clone()).collect()
 }

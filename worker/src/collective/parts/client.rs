@@ -137,7 +137,7 @@ fn read(mut socket: &TcpStream, wanted: &mut Fetch<'_>, goes_on: &dyn Fn() -> bo
 
 /// Leaves a rank alone for a while, after this.
 fn leave_alone(line: &mut Connection, rank: usize, error: &io::Error) {
-    tracing::warn!(rank, %error, "its part of the frozen weights is read from the model's files until it answers again");
+    tracing::warn!(rank, %error, "a rank's part of the frozen weights is read from the model's files until it answers again");
     *line = Connection::LeftAlone(clock::now());
 }
 

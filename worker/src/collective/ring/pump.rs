@@ -8,7 +8,7 @@
 //! bytes that may be sent = head (what depends on nothing) + bytes received and reduced so far
 //! ```
 //!
-//! That single rule pipelines a collective at the grain of a read: a piece travels on as soon as it has been
+//! The rule pipelines a collective at the grain of a read: a piece travels on as soon as it has been
 //! reduced, while it is still in the cache. Reduced spans arrive in a scratch buffer that fits the L2 cache;
 //! stored spans arrive in place.
 //!

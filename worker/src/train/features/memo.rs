@@ -71,7 +71,7 @@ impl<B: Tape<Base = B>> Memo<B> {
         let adapter = adapter.map(Arc::new);
         let namespace = self.setup.store.namespace(&description);
         let writable = self.setup.store.read_only().is_none();
-        // That nothing can be added was said once.
+        // A store that takes nothing more was logged once.
         let namespace = namespace
             .inspect_err(|error| {
                 if writable {

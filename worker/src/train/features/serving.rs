@@ -20,7 +20,7 @@ pub(super) struct Serving<B: Tape<Base = B>> {
     pub source: KeptFeatures,
     /// The adapter it was made with; none if none lies below the tap.
     pub adapter: Option<Arc<AdapterSnapshot>>,
-    /// That adapter, ready to compute with, where it is another than the present one.
+    /// The adapter, ready to compute with, where it is another than the present one.
     pub older: Option<Trainables<B>>,
     /// The adapter it was made with cannot be had; this is the one that was there instead.
     pub stale: bool,

@@ -38,7 +38,7 @@ pub(super) struct Setup<B: Tape<Base = B>> {
     pub shape: FeatureShape,
     pub store: Store,
     pub keys: Arc<SampleKeys>,
-    /// Those of the samples that are trained on, each once.
+    /// Keys of the samples that are trained on, each once.
     pub training: Arc<[SampleKey]>,
     /// What every namespace of the run shares: all but the adapter.
     pub base: NamespaceDescription,

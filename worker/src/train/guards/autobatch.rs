@@ -169,7 +169,7 @@ impl Search {
             let (trial, refused) = match trial(bench, size, limit) {
                 Err(TrainError::Collective(error)) => {
                     bench.feed.micro_batch = most.min(size / 2).max(1);
-                    tracing::warn!(size, %error, "a rank was lost while this many samples were tried at a time; half of it is the most that is tried next");
+                    tracing::warn!(size, %error, "a rank was lost while this micro-batch was tried; the next trial is at most half of it");
                     return Err(error.into());
                 }
                 tried => tried?,

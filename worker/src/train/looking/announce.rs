@@ -71,12 +71,12 @@ impl ValidationState {
         }
         if let Some(decay) = bench.run.spec.optimizer.ema_decay {
             lines.push(format!(
-                "average of the weights (EMA) with decay {decay}: counted in the optimizer shard; artifacts of it go to ema/"
+                "EMA of the weights with decay {decay}: part of the optimizer shard; its artifacts go to ema/"
             ));
         }
         if let Some(scale) = bench.learner.optimizer().loss_scale() {
             lines.push(format!(
-                "the loss is scaled, by {} in the next step: a step whose gradient overflows is left out, and halves it",
+                "the loss is scaled, by {} in the next step: an overflowing gradient skips its step and halves the scale",
                 scale.scale()
             ));
         }

@@ -39,7 +39,7 @@ pub struct Summary {
     pub error_before: Option<HeldOutError>,
     /// Held-out error after the last.
     pub error_after: Option<HeldOutError>,
-    /// That of the weights' average; none if none is kept.
+    /// Held-out error of the weights' average; none if none is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_after_ema: Option<HeldOutError>,
     /// Seconds from the first of these steps to the last.

@@ -65,7 +65,7 @@ impl Best {
         (&self.measure, self.samples, self.seed) == (&other.measure, other.samples, other.seed)
     }
 
-    /// That of a run; none if it has none, or its checkpoint is not there any more.
+    /// The best checkpoint of a run; none if it has none, or that one is not there any more.
     pub fn load(output_dir: &Path) -> Option<Self> {
         let best: Self = serde_json::from_slice(&fs::read(output_dir.join(Self::FILE)).ok()?).ok()?;
         checkpoint::Store::new(output_dir).checkpoint(best.step).is_ok().then_some(best)

@@ -32,9 +32,9 @@ pub enum WhichCheckpoint {
     /// The last one.
     #[default]
     Newest,
-    /// That of `best.json`.
+    /// The checkpoint of `best.json`.
     Best,
-    /// That of so many steps; of none: what the run began with.
+    /// The checkpoint after so many steps; of none: what the run began with.
     Of(Step),
 }
 

@@ -89,7 +89,7 @@ pub struct Verdict {
     pub valid_count: f64,
     /// The first rank that is swapped out.
     pub pressed: Option<Rank>,
-    /// That of the first rank that remembers most.
+    /// The limit of the first rank that remembers most.
     pub spike_limit: (usize, f64),
 }
 

@@ -128,7 +128,7 @@ fn what_does_not_train_is_brought_whole_or_refused_tensor_by_tensor() {
     let lines =
         take(&VlaFlow::<Flex>::default(), &spec(InitFrom::All(path.clone())), &here, &mut values).unwrap();
     assert_eq!(values[..3], [9.0, 10.0, 11.0]);
-    assert_eq!(lines[1], format!("what does not train comes from {path}"));
+    assert_eq!(lines[1], format!("frozen weights come from {path}"));
 
     let path = file(dir.path(), &[("expert.in", &[2, 3], EXPERT)]);
     let error = brought(&path, vec![0.5; 3]).unwrap_err().to_string();

@@ -39,7 +39,7 @@ pub struct Wav {
     pub place: WavPlace,
     /// Samples of a channel, as the header has it.
     pub frames: u64,
-    /// Those that are there.
+    /// Samples of a channel that are there.
     pub there: u64,
 }
 

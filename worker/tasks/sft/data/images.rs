@@ -73,7 +73,7 @@ pub struct Images {
     listed: usize,
     /// Whether the list stands for one that the chat does not have: paths of its pieces replace it.
     assumed: bool,
-    /// Those that have one.
+    /// Images that have a place.
     placed: Vec<ChatImage>,
 }
 

@@ -201,7 +201,7 @@ impl Transforms {
         }
     }
 
-    /// Those that are given, in the order in which they are applied.
+    /// The transforms that are given, in the order in which they are applied.
     pub fn weighted(&self) -> Vec<WeightedTransform> {
         self.named().into_iter().map(|(_, weighted)| weighted).collect()
     }

@@ -110,7 +110,7 @@ pub struct Normalization {
 pub struct DataSet {
     /// The data set's directory, below `data.path` if it is relative.
     pub path: String,
-    /// By which it is known: letters, digits, `-`, `_`, `.`; the last part of the path when absent.
+    /// The set's name: letters, digits, `-`, `_`, `.`; the last part of the path when absent.
     #[serde(default)]
     pub name: Option<String>,
     /// How often each of its samples comes, beside those of the others; 1 when absent.
@@ -150,7 +150,7 @@ pub struct DataSet {
 }
 
 impl DataSet {
-    /// By which it is known.
+    /// The set's name, given or from its path.
     pub fn name(&self) -> &str {
         let last = || Path::new(&self.path).file_name().and_then(|name| name.to_str());
         self.name.as_deref().or_else(last).unwrap_or(&self.path)

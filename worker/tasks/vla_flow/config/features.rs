@@ -17,7 +17,7 @@ impl FeatureList {
         &self.0
     }
 
-    /// By which all of them together are known: of several the names with ` + ` between them.
+    /// The name of all of them together: of several the names with ` + ` between them.
     pub fn label(&self) -> String {
         self.0.join(" + ")
     }

@@ -26,7 +26,7 @@ pub fn in_metric(name: &str) -> String {
 }
 
 impl VlaSettings {
-    /// Those of a run on this set alone.
+    /// The settings of a run on this set alone.
     pub fn of_set(&self, set: &DataSet) -> Self {
         let mut own = self.clone();
         let has: Vec<bool> = self.data.cameras.iter().map(|camera| set.has(camera)).collect();

@@ -48,8 +48,8 @@ pub struct Optimizer {
 }
 
 impl VlaSettings {
-    /// Those of a specification; refused if they are another task's, or of other types. Their rules are the
-    /// schema's to check.
+    /// The settings of a specification; refused if they are another task's, or of other types. Their rules
+    /// are the schema's to check.
     pub fn from_spec(spec: &RunSpec) -> Result<Self, SettingsError> {
         spec.settings()
     }

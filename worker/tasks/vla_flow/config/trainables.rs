@@ -215,7 +215,7 @@ impl Default for Expert {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyLoss {
-    /// Those that the data set has (`lerobot/policies/pi0/modeling_pi0.py`).
+    /// The dimensions that the data set has (`lerobot/policies/pi0/modeling_pi0.py`).
     #[default]
     Lerobot,
     /// All that the policy pads them to (`src/openpi/models/pi0.py`).

@@ -82,7 +82,7 @@ pub fn widened(values: &[f32], rows: usize, width: usize) -> Vec<f32> {
 }
 
 impl SampleDims {
-    /// Those that samples of either have room in.
+    /// The sizes in which samples of either have room.
     pub fn widest(self, other: Self) -> Self {
         Self { state: self.state.max(other.state), action: self.action.max(other.action), ..self }
     }

@@ -12,7 +12,7 @@ use coxswain_data::{
 
 /// Numbers that the model sees: one feature, or several side by side.
 pub(super) struct Numeric {
-    /// By which statistics and `policy.json` know them: of several features their names with ` + ` between.
+    /// The name in statistics and `policy.json`: of several features their names with ` + ` between.
     pub(super) name: String,
     /// The features, in their order; none where the model sees no such numbers.
     pub(super) parts: Vec<FeatureColumn>,

@@ -60,7 +60,7 @@ pub struct Outline {
     pub prompt_length: PromptLength,
     /// Frames of the data set.
     pub frames: u64,
-    /// Those that an epoch trains on; none of several data sets, whose shares decide.
+    /// Frames that an epoch trains on; none of several data sets, whose shares decide.
     pub epoch: Option<u64>,
     /// Bytes of all data files.
     pub data_bytes: u64,
@@ -85,7 +85,7 @@ impl Outline {
         }
     }
 
-    /// That of two data sets: the longest sample of either, and the files of both.
+    /// The outline of two data sets: the longest sample of either, and the files of both.
     fn beside(self, other: Self) -> Self {
         let (more, fewer) = if self.patches >= other.patches { (self, other) } else { (other, self) };
         Self {

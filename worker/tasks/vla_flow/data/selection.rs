@@ -9,9 +9,9 @@ use crate::vla_flow::config::Data;
 
 /// The episodes of a run.
 pub(super) struct Selection {
-    /// Those that are trained on, in order.
+    /// Episodes that are trained on, in order.
     trained: Vec<u64>,
-    /// Those that are held out.
+    /// Episodes that are held out.
     pub(super) holdout: BTreeSet<u64>,
     /// Episodes and frames that `data.exclude_episodes` leaves out.
     excluded: (u64, u64),

@@ -111,7 +111,7 @@ impl ExpertShape {
         self.placed_tokens() + self.form.future_tokens
     }
 
-    /// Those that have a learned position: all but the future tokens, which are learned themselves.
+    /// Tokens that have a learned position: all but the future tokens, which are learned themselves.
     pub fn placed_tokens(&self) -> usize {
         usize::from(self.state > 0) + self.sensor_tokens + self.horizon
     }

@@ -128,7 +128,7 @@ pub(super) fn check(
     Ok(tuned)
 }
 
-/// Those of the data set, under LeRobot's names.
+/// Statistics of the data set, under LeRobot's names.
 fn statistics(samples: &dyn Samples, settings: &VlaSettings) -> Statistics {
     let Some(dataset) = samples.downcast_ref::<Dataset>() else { return Statistics::default() };
     let actions = settings.data.action.label();

@@ -28,7 +28,7 @@ pub struct PolicyStart {
 }
 
 impl PolicyStart {
-    /// That of `cox init --model`; none if it is a plain model, or not given.
+    /// The policy of `cox init --model`; none if it is a plain model, or not given.
     pub fn for_job(job: &StarterJob<'_>) -> Result<Option<Self>, DataError> {
         let dir = job.model.map(|dir| hub::directory(dir, Repository::Model)).transpose()?;
         let Some(dir) = dir.filter(|dir| is_policy(dir)) else { return Ok(None) };

@@ -145,7 +145,7 @@ impl Subject {
 /// Host memory for the features of so many frames with `exact`, so many values each.
 pub fn exact_bytes(cache: &Cache, frames: u64, micro_batch: u64, values: u64) -> u64 {
     let batch = cache.encoder_batch.map_or(micro_batch, |batch| batch as u64);
-    // Those that wait, and those that are written.
+    // Features that wait, and those that are written.
     names_bytes(frames) + (FEATURES_WAITING as u64 + 1) * batch * 4 * values
 }
 

@@ -41,7 +41,7 @@ use crate::{
 pub(super) struct PolicyDescription {
     /// What it takes and gives.
     pub(super) file: PolicyFile,
-    /// By which its values are normalised.
+    /// The statistics that normalise its values.
     pub(super) stats: Option<Stats>,
     /// Where they are from.
     pub(super) stats_path: PathBuf,

@@ -9,7 +9,7 @@ use crate::vla_flow::data::Sample;
 pub(super) struct ObservedSample {
     /// What the model takes.
     pub(super) sample: Sample,
-    /// By which part of its velocity each step of the chunk moves, `[horizon]`.
+    /// The part of its velocity by which each step of the chunk moves, `[horizon]`.
     pub(super) strengths: Vec<f32>,
     /// What is added to the values of every action that it gives, `[action]`.
     pub(super) offset: Vec<f32>,

@@ -260,7 +260,7 @@ struct Place {
     len: u64,
 }
 
-/// Those of [`flat::Coefficients`](crate::kernels::flat::Coefficients), as a kernel takes them.
+/// The numbers of [`flat::Coefficients`](crate::kernels::flat::Coefficients), as a kernel takes them.
 #[derive(CubeType, CubeLaunch)]
 struct KernelCoefficients {
     factor: f32,

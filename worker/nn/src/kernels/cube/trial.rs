@@ -113,7 +113,7 @@ pub fn launched<R: CubeRuntime>(
     }
     let outcome = settled(client);
     match &outcome {
-        // That is no kernel's fault, and another would not help.
+        // Exhausted memory is no kernel's fault, and another kernel would not help.
         Err(why) if is_out_of_memory(why) => panic!("{why}"),
         Err(why) => {
             let why: String = why.chars().take(TOLD).collect();

@@ -58,7 +58,7 @@ pub trait Flat: Clone + fmt::Debug {
     /// Sum of squares over these ranges; not finite if any of their elements is not.
     fn squares(&self, ranges: &[Range<usize>]) -> f64;
 
-    /// That of one range, bit for bit, and those of runs within it.
+    /// The sum of squares of one range, bit for bit, and the sums of runs within it.
     fn squares_by_run(&self, range: Range<usize>, runs: &[Range<usize>]) -> (f64, Vec<f64>) {
         let of_runs = runs.iter().map(|run| self.squares(std::slice::from_ref(run))).collect();
         (self.squares(&[range]), of_runs)

@@ -50,7 +50,7 @@ pub(super) fn count(packing: Packing, shape: [usize; 2]) -> usize {
     }
 }
 
-/// Those of NF4.
+/// The words of NF4.
 pub(super) fn of_nf4(codes: &Nf4Codes) -> Vec<u32> {
     let (codes, scales, ranges, mean) = codes.parts();
     let places = Nf4Places::for_len(2 * codes.len());
@@ -68,7 +68,7 @@ pub(super) fn of_nf4(codes: &Nf4Codes) -> Vec<u32> {
     words
 }
 
-/// Those of int8.
+/// The words of int8.
 pub(super) fn of_int8(codes: &Int8Codes) -> Vec<u32> {
     let (codes, absmax) = codes.parts();
     let mut words = Vec::with_capacity(codes.len().div_ceil(4) + absmax.len());

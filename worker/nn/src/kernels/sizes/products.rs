@@ -62,7 +62,7 @@ pub(super) fn scores(mask: &AttentionMask, [rows, queries, keys]: [usize; 3]) ->
         AttentionMask::Causal(valid) => valid
             .iter()
             .map(|valid| {
-                // Those before the first key see none, each from there on one more, up to all of them.
+                // Queries before the first key see none, each from there on one more, up to all keys.
                 let (after, all) = (queries.saturating_sub(valid.start.into()), valid.len() as u64);
                 let rising = after.min(all);
                 rising * (rising + 1) / 2 + (after - rising) * all
