@@ -314,3 +314,34 @@ fn activations_in_bfloat16_take_off_the_peak_what_was_predicted() {
         assert!((predicted / saved - 1.0).abs() <= 0.15, "{recompute}: {predicted} predicted, {saved} saved");
     }
 }
+
+#[test]
+fn what_is_recomputed_follows_the_memory_there_is_and_nothing_else_does() {
+    let _exclusive = exclusive();
+    let dir = tempfile::tempdir().unwrap();
+    let common =
+        ["train.steps=4", "train.global_batch=16", "train.micro_batch=16", "train.checkpoint_every=0"];
+    let small = ["expert.width=32", "expert.layers=2", "expert.repeated_noise=1", "lora.targets=all-linear"];
+    let run = |name: &str, keys: &[&str]| {
+        let all = [&common[..], &small, keys].concat();
+        let spec = spec(&dir.path().join(name), &strings(&all));
+        let (summary, lines) = train(&spec, 0);
+        assert!(lines.iter().all(|line| line["micro_batch"] == 16), "{name}: the micro-batch stays");
+        let written = std::fs::read_to_string(dir.path().join(name).join("run_spec.json")).expect("written");
+        assert!(
+            !name.starts_with("auto") || written.contains("\"auto\""),
+            "{name}: left to the next machine"
+        );
+        let memory = summary.memory.expect("a run of its own micro-batch is compared");
+        let of = |wanted| memory.categories.iter().find(|row| row.category == wanted).expect("all are there");
+        (summary.losses, of(Category::Activations).predicted, memory.measured)
+    };
+    let none = run("none", &["train.recompute=none"]);
+    let full = run("full", &["train.recompute=full"]);
+    let bound = format!("memory.capacity={}", u64::midpoint(none.2, full.2));
+    let free = run("auto-free", &["train.recompute=auto"]);
+    let tight = run("auto-tight", &["train.recompute=auto", &bound]);
+    assert_eq!((&free.0, free.1), (&full.0, none.1));
+    assert_eq!(tight.0, full.0);
+    assert!(tight.1 < none.1, "{} of activations predicted, {} without recompute", tight.1, none.1);
+}

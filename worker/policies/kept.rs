@@ -23,7 +23,7 @@ impl<'a, B: Tape<Base = B>> KeptSegment<'a, B> {
         inputs: Vec<Input<B>>,
         dropout: Option<DropoutRows<B>>,
     ) -> (Tensor<B, 2>, Self) {
-        if recompute == Recompute::None {
+        if matches!(recompute, Recompute::None | Recompute::Auto) {
             let graph = recorded(segment, trainables, inputs, dropout);
             return (graph.output(), Self::Graph(graph));
         }

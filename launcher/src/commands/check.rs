@@ -2,6 +2,7 @@
 //! writes nothing.
 
 use clap::Args;
+use coxswain_proto::run_spec::Recompute;
 use coxswain_worker::train;
 
 use super::{acceptance, spec_args::SpecArgs};
@@ -42,12 +43,21 @@ pub fn execute(args: &CheckArgs) -> Outcome {
     let accepted = acceptance::accept(&spec, &plan, place.as_ref(), false)?;
     accepted.warn();
     let task = tasks().of(&spec).map_err(CliError::bad_input)?;
+    // Each memory has its own, where the run leaves it to them.
+    let auto = spec.train.recompute == Recompute::Auto;
+    let outlooks = accepted.outline.iter().flat_map(|outline| &outline.forecast.outlooks);
+    let modes: String = outlooks
+        .filter(|_| auto)
+        .map(|outlook| format!("\nrecompute {}: auto, in {}", outlook.recompute, outlook.memory.name))
+        .collect();
     let report = train::check(task, &spec, &Default::default(), accepted.resumes_at)?;
     match args.json {
         true => say(serde_json::json!({"run": spec.run.name, "report": report})),
-        false => {
-            say(format_args!("{}: run {} can start\n{report}", args.spec.config.display(), spec.run.name))
-        }
+        false => say(format_args!(
+            "{}: run {} can start\n{report}{modes}",
+            args.spec.config.display(),
+            spec.run.name
+        )),
     };
     Ok(())
 }

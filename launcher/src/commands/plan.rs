@@ -11,7 +11,7 @@ use nix::sys::{
     time::TimeValLike,
 };
 
-use super::spec_args::SpecArgs;
+use super::spec_args::{ON_GPU, SpecArgs};
 use crate::{
     clock,
     exit::{CliError, Outcome},
@@ -109,7 +109,10 @@ fn varied(args: &PlanArgs, vary: &Vary, began: Instant) -> Outcome {
 
 /// The run file's run with these changes on top.
 fn question(args: &PlanArgs, changes: &[String]) -> Result<Question, CliError> {
-    let spec = args.spec.load_with(changes)?;
+    let for_gpus = args.all_gpus || !args.gpu.is_empty();
+    let yielding = for_gpus.then(|| ON_GPU.to_owned());
+    let changes: Vec<_> = changes.iter().cloned().chain(yielding).collect();
+    let spec = args.spec.load_with(&changes)?;
     let local = local_ranks(&spec);
     let world = args.world.map_or(local, u64::from);
     spec.check_world(world as usize)?;

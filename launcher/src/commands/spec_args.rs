@@ -12,8 +12,12 @@ use coxswain_worker::train::{TrainError, check_base, check_brought, content_dige
 use crate::{
     endpoint,
     exit::{CliError, Outcome},
+    gpu::Driver,
     tasks::{schemas, tasks},
 };
+
+/// What a run file means beside a GPU that does not say what is recomputed.
+pub const ON_GPU: &str = "train.recompute?=auto";
 
 /// A configuration and what is laid over it.
 #[derive(clap::Args, Clone, Debug)]
@@ -41,7 +45,10 @@ impl SpecArgs {
     /// Reads and checks the run with further changes. The output directory of a run stands for what ran in
     /// it.
     pub fn load_with(&self, changes: &[String]) -> Result<RunSpec, CliError> {
-        let changes = [&self.changes(), changes].concat();
+        let is_beside_gpu = Driver::load().and_then(|driver| driver.gpus()).is_ok();
+        let yielding = is_beside_gpu.then(|| ON_GPU.to_owned());
+        let changes = self.changes().into_iter().chain(changes.iter().cloned()).chain(yielding);
+        let changes: Vec<_> = changes.collect();
         let given = self.config.display();
         if given.to_string().contains('=') && !self.config.exists() {
             return Err(CliError::usage(format!(

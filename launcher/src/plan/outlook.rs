@@ -1,12 +1,13 @@
 //! One memory: categories, micro-batches, verdict.
 
 use coxswain_nn::params::TrainableLayout;
-use coxswain_proto::run_spec::RunSpec;
+use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_worker::memory::{
     Category,
     prediction::{
         Ask, Flops, Place, Prediction, Subject, Suggestion,
         fit::{self, Fit, FitVerdict, Split},
+        recompute::RecomputeChoice,
         recorded::RecordedRuns,
     },
 };
@@ -36,6 +37,8 @@ pub struct Outlook {
     pub memory: Memory,
     /// `analytic`, or `calibrated` by records of this machine and model.
     pub basis: Basis,
+    /// What is recomputed: the run file's own mode, or the one that fits here where that is `auto`.
+    pub recompute: Recompute,
     /// The run file's own micro-batch.
     pub current: Split,
     /// What that means here.
@@ -162,8 +165,21 @@ impl Question {
         Some(RecordedRuns::load(&dir, &*self.subject, self.place(memory)))
     }
 
+    /// This run in the mode that `train.recompute: auto` takes in a memory; none where the run says its mode.
+    fn in_its_mode(&self, memory: &Memory) -> Option<Self> {
+        let spec = self.subject.spec();
+        let task = tasks().of(spec).ok().filter(|_| spec.train.recompute == Recompute::Auto)?;
+        let ask = self.ask(memory, self.micro_batch());
+        let chosen = RecomputeChoice::find(task, &*self.subject, ask, memory.capacity())?;
+        let subject = self.subject.changed(&|spec| spec.train.recompute = chosen.mode).ok()?;
+        Some(Self { subject, ..*self })
+    }
+
     /// Predicts the run in one memory.
     pub fn outlook(&self, memory: &Memory) -> Outlook {
+        if let Some(chosen) = self.in_its_mode(memory) {
+            return chosen.outlook(memory);
+        }
         let recorded = self.recorded(memory);
         let now = self.subject.predict(self.ask(memory, self.micro_batch()));
         let calibration = recorded.as_ref().and_then(|recorded| recorded.calibration(&now));
@@ -185,6 +201,7 @@ impl Question {
         Outlook {
             memory: memory.clone(),
             basis: calibration.map_or(Basis::Analytic, |found| Basis::Calibrated { runs: found.records }),
+            recompute: self.subject.spec().train.recompute,
             current: fit::split(samples, self.micro_batch(), peak_of(&now)),
             verdict: FitVerdict::judge(peak_of(&now), memory.capacity()),
             categories: Category::ALL.map(|category| (category, now.of(category))).into(),
@@ -202,6 +219,9 @@ impl Question {
 
     /// What each setting would save in one memory.
     pub fn suggestions(&self, memory: &Memory) -> Vec<Suggestion> {
+        if let Some(chosen) = self.in_its_mode(memory) {
+            return chosen.suggestions(memory);
+        }
         let found = self.subject.suggestions(self.ask(memory, self.micro_batch()));
         if memory.multiplies_bfloat16() {
             return found;

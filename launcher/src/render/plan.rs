@@ -82,7 +82,7 @@ fn split(question: &Question, outlook: &Outlook) -> String {
         "{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {} in use",
         ranks(question.world),
         spec.train.global_batch,
-        recompute(spec.train.recompute),
+        outlook.recompute,
         human::bytes(peak),
     )
 }
@@ -110,7 +110,9 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
                 outlook.step.map_or_else(|| "-".to_owned(), |step| human::seconds(steps * step.seconds)),
             ];
             let uses = question.uses(&outlook.memory).into_iter();
-            row.into_iter().chain(uses.map(|used| micro(used.fit.recommended))).collect::<Vec<_>>()
+            let mode = chooses(question).then(|| outlook.recompute.to_string());
+            let uses = uses.map(|used| micro(used.fit.recommended));
+            row.into_iter().chain(mode).chain(uses).collect::<Vec<_>>()
         })
         .collect();
     let uses = outlooks.first().map(|outlook| question.uses(&outlook.memory)).unwrap_or_default();
@@ -120,7 +122,8 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
     });
     let time = if epoch.is_some() { "an epoch" } else { "a step" };
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU", time];
-    let head: Vec<_> = head.into_iter().chain(named).collect();
+    let mode = chooses(question).then_some("recompute");
+    let head: Vec<_> = head.into_iter().chain(mode).chain(named).collect();
     let at_once =
         if uses.is_empty() { "" } else { "; evaluation and answers: the recommended number at once" };
     let legend = format!(
@@ -145,7 +148,7 @@ fn subject(question: &Question) -> String {
         spec.train.global_batch,
         question.samples(),
         ranks(question.world),
-        recompute(spec.train.recompute),
+        spec.train.recompute,
         question.subject.precision().map_or(String::new(), |words| format!(", {words}")),
         match (spec.memory.offload, spec.memory.shard) {
             (Offload::Layers, _) => ", frozen layers streamed",
@@ -192,6 +195,8 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
 
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
+    let mode = chooses(question).then(|| format!("recompute {}: auto, by what is free", outlook.recompute));
+    parts.extend(mode);
     parts.push(fits(question, outlook));
     if let Some(step) = outlook.step {
         let told = step.in_words(question.steps(), question.steps_per_epoch());
@@ -206,6 +211,11 @@ fn of_memory(question: &Question, outlook: &Outlook) -> String {
         parts.push(savings(&suggestions));
     }
     parts.join("\n\n")
+}
+
+/// Whether each memory decides what is recomputed.
+fn chooses(question: &Question) -> bool {
+    question.subject.spec().train.recompute == Recompute::Auto
 }
 
 fn title(memory: &Memory) -> String {
@@ -367,15 +377,6 @@ fn percent(part: u64, whole: u64) -> String {
 fn signed(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
     format!("{sign}{}", human::bytes(bytes.unsigned_abs()))
-}
-
-fn recompute(mode: Recompute) -> String {
-    match mode {
-        Recompute::None => "none".into(),
-        Recompute::Selective => "selective".into(),
-        Recompute::Full => "full".into(),
-        Recompute::Every(n) => format!("every {n}"),
-    }
 }
 
 fn verdict(verdict: FitVerdict) -> &'static str {

@@ -2,7 +2,8 @@
 //!
 //! The value is YAML, so lists and maps are written in flow style; a text with ` #` in it is taken whole.
 //! Maps on the way that the file does not have are made; a scalar on the way (`train.recompute.every=2` over
-//! `recompute: full`) gives way to a map. Lists are replaced as a whole.
+//! `recompute: full`) gives way to a map. Lists are replaced as a whole. `train.recompute?=auto` only says what
+//! a file means that does not have the key.
 
 use std::sync::Arc;
 
@@ -24,12 +25,16 @@ pub(super) fn apply(root: &mut Node, given: &str) -> Result<(), ConfigError> {
         )
     };
     let (path, text) = given.split_once('=').ok_or_else(|| refuse("there is no `=` in it"))?;
+    let (path, yields) = path.strip_suffix('?').map_or((path, false), |path| (path, true));
     let parts: Vec<&str> = path.split('.').map(str::trim).collect();
     if parts.iter().any(|part| part.is_empty()) {
         return Err(refuse("a part of the key is empty"));
     }
     if parts.len() > MAX_CONFIG_DEPTH {
         return Err(refuse(&format!("the key has more than {MAX_CONFIG_DEPTH} parts")));
+    }
+    if yields && is_there(root, &parts) {
+        return Ok(());
     }
     let text = text.trim();
     let value = match is_literal(text) {
@@ -60,6 +65,12 @@ fn unless_quoted(error: ConfigError, given: &str, path: &str) -> ConfigError {
 fn is_literal(text: &str) -> bool {
     let is_text = !text.starts_with(['"', '\'', '[', '{', '#']);
     is_text && (text.contains('\n') || text.split_whitespace().skip(1).any(|word| word.starts_with('#')))
+}
+
+fn is_there(node: &Node, path: &[&str]) -> bool {
+    let Some((part, deeper)) = path.split_first() else { return true };
+    let Value::Map(entries) = &node.value else { return false };
+    entries.iter().any(|(key, value)| key.text == *part && is_there(value, deeper))
 }
 
 fn set(node: &mut Node, all: &[&str], rest: &[&str], value: Node, place: &Place) -> Result<(), ConfigError> {

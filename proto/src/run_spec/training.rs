@@ -1,7 +1,7 @@
 //! What it reads and how it trains: what the engine knows of the sections `data`, `train`, `optimizer` and
 //! `eval`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -187,6 +187,21 @@ pub enum Recompute {
     Full,
     /// Every n-th block as `full`, the others as `none`.
     Every(usize),
+    /// The least of these that the plan says fits, chosen by each rank for its own memory before the model
+    /// loads. Where nothing trains, nothing is chosen, and it is as `none`.
+    Auto,
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Selective => f.write_str("selective"),
+            Self::Full => f.write_str("full"),
+            Self::Every(n) => write!(f, "every {n}"),
+            Self::Auto => f.write_str("auto"),
+        }
+    }
 }
 
 /// The update rule and its schedule. Peak rates are the task's: see

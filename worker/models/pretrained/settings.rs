@@ -81,7 +81,8 @@ pub fn check_blocks(spec: &RunSpec, trains: bool, f: &mut Findings) {
     let kept = match spec.train.recompute {
         Recompute::None => "every block's",
         Recompute::Every(n) if n > 1 => "most blocks'",
-        Recompute::Every(_) | Recompute::Selective | Recompute::Full => return,
+        // What fits is chosen among the modes that pass here.
+        Recompute::Every(_) | Recompute::Selective | Recompute::Full | Recompute::Auto => return,
     };
     let keys = [
         ("memory.offload", "layers", offload == Offload::Layers),

@@ -7,7 +7,7 @@ use coxswain_proto::{
     cache_plan::CacheSchedule,
     ids::Step,
     plan::Plan,
-    run_spec::{RunSpec, ScheduleOver},
+    run_spec::{Recompute, RunSpec, ScheduleOver},
 };
 use coxswain_task::{Objective, TaskOn};
 
@@ -21,6 +21,8 @@ pub(super) struct Facts<'a, B: Tape<Base = B>> {
     pub spec_digest: String,
     pub plan: Plan,
     pub task: &'static dyn TaskOn<B>,
+    /// As this rank does it: the run's own, unless that is `auto`.
+    pub recompute: Recompute,
     pub output_dir: PathBuf,
     pub store: Store,
     /// What its first values come from, where that is not chance; a line for each group. Nothing where the
@@ -64,6 +66,13 @@ impl<B: Tape<Base = B>> Facts<'_, B> {
 
     /// What to change where one sample alone does not fit.
     pub fn advice(&self) -> String {
-        advice(self.task, self.spec)
+        advice(self.task, &self.computed())
+    }
+
+    /// The run as this rank computes it: in its mode of recompute.
+    pub fn computed(&self) -> RunSpec {
+        let mut spec = self.spec.clone();
+        spec.train.recompute = self.recompute;
+        spec
     }
 }

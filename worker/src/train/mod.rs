@@ -14,6 +14,7 @@
 //!   results    what is left on disk: checkpoints, the best of them, the average, the export
 //!   looking    what is seen and told: held-out samples, memory, speed, the summary
 //! workbench    what all of these work with: facts, members, learner, feed, features
+//! recompute    what a rank recomputes, where its memory decides that
 //! check        everything that can be known before training, for `cox check`
 //! ```
 //!
@@ -31,6 +32,7 @@ pub mod init_from;
 mod learner;
 mod looking;
 mod members;
+mod recompute;
 pub mod recovery;
 mod results;
 mod run;

@@ -21,7 +21,7 @@ use coxswain_task::{Assembly, Samples, TaskOn};
 use super::checkpoint::Store;
 use super::{
     Facts, Features, Feed, GradientWatch, InjectedFaults, Learner, Members, Results, RunStats, Skips,
-    TrainError, Training, ValidationState, Witness, Workbench, advice, check_base, init_from,
+    TrainError, Training, ValidationState, Witness, Workbench, advice, check_base, init_from, recompute,
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
@@ -146,6 +146,8 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         mut link: Box<dyn Link + Send>,
     ) -> Result<Training<'a, B>, TrainError> {
         link.at(Phase::Loading, Step(0));
+        // Not later: the meter counts what is allocated.
+        let computed = recompute::resolve_auto(self.task, spec, self.gauge.as_deref())?;
         let mut meter = self.meter(spec);
         if !B::ON_HOST {
             // Not earlier: what a device takes before its memory is counted would be nobody's.
@@ -155,7 +157,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         samples.pin(Path::new(&spec.run.output_dir))?;
         let plan = Plan::new(&spec.train, samples.epoch_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
-        let Assembly { objective, layout, mut initial } = self.load(spec, &*samples, &meter)?;
+        let Assembly { objective, layout, mut initial } = self.load(&computed, &*samples, &meter)?;
         init_from::bring(self.task, spec, &layout, &mut initial)?;
         snapshots.loaded = memory::in_use();
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;
@@ -174,6 +176,7 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
             spec_digest: document::digest(spec),
             plan,
             task: self.task,
+            recompute: computed.train.recompute,
             output_dir,
             starts: Vec::new(),
             records: self.records.clone(),

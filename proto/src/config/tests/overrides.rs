@@ -133,3 +133,12 @@ fn of_many_problems_with_a_long_override_the_first_and_the_begin_are_told() {
     );
     assert!(told.ends_with("\nand 4936 more problems") && told.lines().count() == 65, "{told}");
 }
+
+#[test]
+fn a_question_mark_yields_to_what_the_file_and_earlier_overrides_say() {
+    let mode = |given: &[&str]| small(given).train.recompute;
+    assert_eq!(mode(&["train.recompute?=auto"]), Recompute::Auto);
+    assert_eq!(mode(&["train.recompute=none", "train.recompute?=auto"]), Recompute::None);
+    assert_eq!(mode(&["train.recompute={every: 2}", "train.recompute?=auto"]), Recompute::Every(2));
+    assert_eq!(mode(&["train.recompute?=auto", "train.recompute=full"]), Recompute::Full);
+}

@@ -7,7 +7,7 @@ fn names_of_choices_are_checked_and_suggested() {
     refuses(
         SMALL,
         &["train.recompute=ful"],
-        "override `train.recompute=ful`: train.recompute: `ful` is not one of `none`, `selective`, `full`, `every`\n    \
+        "override `train.recompute=ful`: train.recompute: `ful` is not one of `none`, `selective`, `full`, `every`, `auto`\n    \
          help: did you mean `full`?",
     );
     refuses(

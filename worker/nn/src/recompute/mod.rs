@@ -330,7 +330,7 @@ impl<'a, B: Tape<Base = B>, S: Layers<B>> Tower<'a, B, S> {
         let outputs = match self.mode_of(index) {
             Recompute::Full => false,
             Recompute::Selective => true,
-            Recompute::None | Recompute::Every(_) => {
+            Recompute::None | Recompute::Every(_) | Recompute::Auto => {
                 let attention = self.record(&AttentionHalf(layer), x_nd, track_x, None);
                 // The MLP's input is always tracked: the attention half below it waits for the gradient.
                 let mlp = self.record(&MlpHalf(layer), attention.output(), true, None);

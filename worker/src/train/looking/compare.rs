@@ -47,7 +47,7 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
         let zero = self.learner.held.as_ref()?.optimizer.bytes(self.members.comm.as_ref());
         self.stats.snapshots.streamed = self.learner.objective.most_streamed();
         let cache = self.features.as_ref().map_or(0, |features| features.bytes().0);
-        let subject = self.run.task.sizes(self.run.spec);
+        let subject = self.run.task.sizes(&self.run.computed());
         let subject = subject
             .inspect_err(|error| tracing::warn!(%error, "memory cannot be compared with its prediction"))
             .ok()?;

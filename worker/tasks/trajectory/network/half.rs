@@ -125,7 +125,7 @@ impl TransformerHalf {
 impl<'a, B: Tape<Base = B>> HalfRun<'a, B> {
     fn keep(&self, segment: &impl Segment<B>, input: Input<B>) -> (Tensor<B, 2>, KeptSegment<'a, B>) {
         memory::check();
-        if self.recompute == Recompute::None {
+        if matches!(self.recompute, Recompute::None | Recompute::Auto) {
             let graph = RecordedSegment::run(segment, self.trainables, vec![input]);
             return (graph.output(), KeptSegment::Graph(graph));
         }
