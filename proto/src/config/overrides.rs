@@ -2,8 +2,8 @@
 //!
 //! The value is YAML, so lists and maps are written in flow style; a text with ` #` in it is taken whole.
 //! Maps on the way that the file does not have are made; a scalar on the way (`train.recompute.every=2` over
-//! `recompute: full`) gives way to a map. Lists are replaced as a whole. `train.recompute?=auto` only says what
-//! a file means that does not have the key.
+//! `recompute: full`) gives way to a map. Lists are replaced as a whole. `train.recompute?=auto` only says
+//! what a file means that does not have the key.
 
 use std::sync::Arc;
 

@@ -82,9 +82,9 @@ pub struct Key(String);
 
 impl Key {
     /// The key of a kernel's text and the architecture that it is compiled for. cubecl writes the definitions
-    /// before a kernel, and the declarations in it, in the order of a hash table, another one in each process,
-    /// and lays out shared memory in that order: their order does not count, nor where an array lies, but
-    /// where the last one ends.
+    /// before a kernel, and the declarations in it, in the order of a hash table, another one in each
+    /// process, and lays out shared memory in that order: their order does not count, nor where an array
+    /// lies, but where the last one ends.
     pub fn new(text: &str, architecture: &str) -> Self {
         let kernel = text.find("extern \"C\" __global__").unwrap_or(text.len());
         let (definitions, kernel) = text.split_at(kernel);

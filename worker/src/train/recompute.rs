@@ -1,4 +1,4 @@
-//! What this rank recomputes, where the run leaves that to the memory that there is (`train.recompute: auto`).
+//! This rank's mode of recompute, where the run leaves it to the memory there is: `train.recompute: auto`.
 //!
 //! It is chosen once, before the model loads, and by each rank for itself: gradients are the same in every
 //! mode. A smaller micro-batch, where memory runs out all the same, does not change it.

@@ -6,9 +6,9 @@
 //! here      who multiplies, and the order of products among burn's work
 //! ```
 //!
-//! **Order.** A product is given to cubecl's own stream ([`streams`](crate::streams)) by the thread that gives
-//! the driver everything else of cubecl's, in its turn: after what burn was told before, and before what it is
-//! told next. The host does not wait.
+//! **Order.** A product is given to cubecl's own stream ([`streams`](crate::streams)) by the thread that
+//! gives the driver everything else of cubecl's, in its turn: after what burn was told before, and before
+//! what it is told next. The host does not wait.
 //!
 //! **The same bits.** The library's first choice for a shape is kept, and none is chosen that adds up parts
 //! in the order in which they arrive: a shape gives the same bits in every step and every process with this
@@ -127,7 +127,7 @@ struct Gpus {
 /// The library on one GPU.
 struct GpuLibrary {
     handle: Handle,
-    /// Of ours, for memory alone.
+    /// A stream of ours, for memory alone.
     memory: Arc<CudaStream>,
     /// Products of one stream follow each other, and share a workspace.
     workspaces: HashMap<StreamId, Workspace>,

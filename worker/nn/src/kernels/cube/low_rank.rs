@@ -8,8 +8,8 @@
 //!
 //! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products
 //! exact, whatever tensor cores round. That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All
-//! others are products of their own ([`product`]), which may round. A library of products, where there is one,
-//! is faster at most of what is of half precision ([`halves`]).
+//! others are products of their own ([`product`]), which may round. A library of products, where there is
+//! one, is faster at most of what is of half precision ([`halves`]).
 //!
 //! Where the layer's input is of half precision already, so is `x m`, as under autocast: what gradients are
 //! made of has one type then. Layers that are joined (`joined`) have one launch of each kernel for all of

@@ -1,5 +1,5 @@
-//! A low-rank update by the registered library, on tensor cores: where what is reduced is of half precision, or
-//! what is raised onto is.
+//! A low-rank update by the registered library, on tensor cores: where what is reduced is of half precision,
+//! or what is raised onto is.
 //!
 //! ```text
 //! stacked   the matrices of all updates, rounded as autocast rounds them, one behind the other: one kernel
