@@ -13,7 +13,7 @@ use coxswain_task::{Task, TaskError};
 
 use crate::memory::{
     Gauge, Resident,
-    prediction::{Ask, Place, fit, recompute::RecomputeChoice},
+    prediction::{Ask, Place, recompute::RecomputeChoice},
 };
 
 /// The run in the mode that fits this rank's memory: `gpu`'s, else the host's.
@@ -35,8 +35,8 @@ pub(super) fn resolve_auto<'a>(
         Some(_) => Place::Gpu,
         None => Place::Host { threads: rayon::current_num_threads() as u64 },
     };
-    let samples = fit::samples_of_a_rank(spec.train.global_batch as u64, workers);
-    let micro_batch = (spec.train.micro_batch as u64).min(samples);
+    // Of however small a world.
+    let micro_batch = spec.train.micro_batch.min(spec.train.global_batch) as u64;
     let ask = Ask { micro_batch, world: workers, rank: 0, place };
     let chosen = RecomputeChoice::find(task, &*task.sizes(spec)?, ask, room);
     let RecomputeChoice { mode, peak } = chosen.unwrap_or(RecomputeChoice { mode: Recompute::None, peak: 0 });
