@@ -27,19 +27,10 @@ fn a_run_of_pi05_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let (built, batch) = built(&of_golden(&[])).expect("it is built");
     let (losses, trained) = descend(&built, &batch, 0.02, 8);
     assert!(losses[7] < losses[0], "{losses:?}");
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let written = built.objective.export(dir.path(), &built.layout, &trained).expect("it is written");
-    assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
-    let out = dir.path().join("policy");
-    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
+    let left = hold_left(&built, (&losses, &trained), |policy| pi05(policy, &[]));
+    let directory = PolicyDirectory::from_dir(&left.path().join("policy")).expect("it is read");
     let kept = directory.kept_by(PROCESSORS[0], "normalizer_processor").expect("there");
     assert_eq!((kept["action.q01"].len(), kept["observation.state.q99"].len()), (4, 4));
-    let (again, batch) = self::built(&pi05(&out, &[])).expect("it is built");
-    let rounded = again.initial.iter().zip(&trained).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
-    assert!(rounded, "values are those that were trained, as bfloat16");
-    let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
-    let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!((loss.loss_sum / loss.valid - losses[7]).abs() < 0.2 * losses[7], "{loss:?} after {losses:?}");
 }
 
 /// A policy of type pi0 with the weights of the golden one of pi0.5, and others where it has none.
@@ -93,26 +84,11 @@ fn a_run_of_pi0_is_planned_learns_and_leaves_a_policy_that_another_run_starts_fr
     let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
     assert_eq!(directory.kind(), PI0);
     assert_eq!(PolicyKind::from_directory(&directory).expect("it is read").class()[1], "PI0Policy");
-    let task = VlaFlow::<Flex>::default();
-    let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    let subject = task.sizes(&spec).expect("it is read");
-    let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
-    assert!(four.kept > one.kept && one.kept > 0);
-    let (built, batch) = built(&spec).expect("it is built");
-    let rows = built.objective.modules(&built.layout);
-    let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-    assert_eq!(one.of(Category::FrozenWeights), kept);
+    let (built, batch) = hold_prediction(&spec);
     let (losses, trained) = descend(&built, &batch, 0.02, 8);
     assert!(losses[7] < losses[0], "{losses:?}");
-    let out = tempfile::tempdir().expect("a directory for the test");
-    built.objective.export(out.path(), &built.layout, &trained).expect("it is written");
     let other = [("data.normalization", json!({"state": "mean_std", "action": "mean_std"}))];
-    let (again, batch) = self::built(&pi05(&out.path().join("policy"), &other)).expect("it is built");
-    let rounded = again.initial.iter().zip(&trained).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
-    assert!(rounded, "values are those that were trained, as bfloat16");
-    let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
-    let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!((loss.loss_sum / loss.valid - losses[7]).abs() < 0.2 * losses[7], "{loss:?} after {losses:?}");
+    hold_left(&built, (&losses, &trained), |policy| pi05(policy, &other));
 }
 
 #[test]
@@ -140,18 +116,9 @@ fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
 
 #[test]
 fn what_a_run_of_pi05_will_take_is_known_before_and_other_settings_are_refused() {
-    let task = VlaFlow::<Flex>::default();
     let lora = json!({"rank": 2, "alpha": 4.0, "targets": ".*(language_model|gemma_expert.model).*_proj"});
-    let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    for spec in [of_golden(&[]), of_golden(&[("lora", lora)])] {
-        let subject = task.sizes(&spec).expect("it is read");
-        let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
-        assert!(four.kept > one.kept && one.kept > 0);
-        let (built, _) = built(&spec).expect("it is built");
-        let rows = built.objective.modules(&built.layout);
-        let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-        assert_eq!(one.of(Category::FrozenWeights), kept);
-    }
+    hold_prediction(&of_golden(&[]));
+    hold_prediction(&of_golden(&[("lora", lora)]));
     for (key, value) in [
         ("data.normalization", json!({"state": "mean_std", "action": "quantiles"})),
         ("data.horizon", json!(4)),
