@@ -195,7 +195,8 @@ fn twenty_steps_of_smolvla_have_lerobots_losses() {
 }
 
 #[test]
-fn twenty_steps_of_pi05_have_lerobots_losses() {
+fn twenty_steps_of_pi0_and_pi05_have_lerobots_losses() {
+    TrainedPolicy::new("pi0", "../pi05/paligemma").hold();
     TrainedPolicy::new("pi05", "paligemma").hold();
 }
 

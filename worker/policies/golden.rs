@@ -36,8 +36,8 @@ use crate::{
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden");
 /// What of the difference to LeRobot, over the largest value, is let through: values, gradients, actions.
 pub(crate) const VALUES: f32 = 1e-5;
-pub(crate) const GRADIENTS: f32 = 1e-3;
-pub(crate) const ACTIONS: f32 = 1e-4;
+const GRADIENTS: f32 = 1e-3;
+const ACTIONS: f32 = 1e-4;
 /// What a pass takes beside observations.
 const TAKEN: [&str; 4] = ["action", "action_is_pad", "noise", "time"];
 
@@ -68,15 +68,10 @@ pub(crate) struct TunedGolden<'g> {
 }
 
 impl GoldenPolicy {
-    /// That of this name, with what these files of its folder have.
-    pub fn new(name: &str, backbone: &str, files: &[&str]) -> Self {
+    /// That of this name.
+    pub fn new(name: &str, backbone: &str) -> Self {
         let at = Path::new(GOLDEN).join(name);
-        let (mut tensors, mut about) = (Tensors::new(), Value::Null);
-        for file in files {
-            let (more, said) = golden_at(&at.join(file));
-            tensors.extend(more);
-            about = if said.is_null() { about } else { said };
-        }
+        let (tensors, about) = golden_at(&at.join("expected.safetensors"));
         Self { dir: at.join("policy"), backbone: at.join(backbone), tensors, about, copy: None }
     }
 
@@ -127,9 +122,9 @@ impl GoldenPolicy {
         Ok(read(&out))
     }
 
-    /// A pass gives LeRobot's loss, velocities and actions, and the same bits with recompute; all that it
-    /// gives. Without recorded actions it samples alone.
-    pub fn hold_pass(&self) -> Tensors {
+    /// A pass gives LeRobot's loss, velocities, actions and gradients, and the same bits with recompute; without
+    /// recorded actions it samples alone.
+    pub fn hold_pass(&self) {
         let (found, expected) = (self.forward(true, &[]), &self.tensors);
         for (name, there, most) in [
             ("loss", "loss", VALUES),
@@ -139,17 +134,17 @@ impl GoldenPolicy {
         ] {
             close(name, &found[name].1, &expected[there].1, most);
         }
-        if let Some((_, losses)) = expected.get("losses") {
-            // GR00T's are 0 where they do not count.
-            let counted = losses.iter().zip(&found["losses"].1);
-            let counted = counted.map(|(expected, found)| if *expected == 0.0 { 0.0 } else { *found });
-            close("losses", &counted.collect::<Vec<_>>(), losses, VALUES);
-        }
+        // GR00T's are 0 where they do not count.
+        let losses = self.values("losses");
+        let counted = losses.iter().zip(&found["losses"].1);
+        let counted = counted.map(|(expected, found)| if *expected == 0.0 { 0.0 } else { *found });
+        close("losses", &counted.collect::<Vec<_>>(), losses, VALUES);
+        let params = found.keys().filter_map(|name| name.strip_prefix("grad."));
+        hold("grad", &found, params, &expected["grad"]);
         let (again, _) = self.tuned(TuningSettings::default()).passed(Recompute::Full, |_| ());
         assert_eq!(found, again, "recompute changes nothing");
         let alone = self.forward(false, &["action", "time"]);
         assert_eq!(alone.into_keys().collect::<Vec<_>>(), ["actions", "actions.normalized"]);
-        found
     }
 
     /// What of its model trains in full by `train`, and adapters on `targets`, have LeRobot's loss and
@@ -320,7 +315,7 @@ pub(crate) fn write_weights(dir: &Path, tensors: &[(String, Vec<usize>)]) {
 
 /// Gradients of these names against the reference's rows, of which there is one for each that is not 0. What a
 /// constant added to all keys of GR00T gets is rounding.
-pub(crate) fn hold<'n>(
+fn hold<'n>(
     what: &str,
     found: &Tensors,
     names: impl Iterator<Item = &'n str>,
@@ -343,9 +338,4 @@ pub(crate) fn hold<'n>(
         }
     }
     println!("{what}: {largest:.1e}");
-}
-
-/// Names of the gradients that a pass gave.
-pub(crate) fn gradients(found: &Tensors) -> impl Iterator<Item = &str> {
-    found.keys().filter_map(|name| name.strip_prefix("grad."))
 }

@@ -17,7 +17,7 @@ use super::*;
 use crate::{
     PolicyKind,
     directory::PolicyDirectory,
-    golden::{GoldenPolicy, gradients, hold, write_weights},
+    golden::{GoldenPolicy, write_weights},
     tuning::TuningSettings,
 };
 
@@ -37,7 +37,7 @@ fn tensors(of: &GoldenPolicy) -> Vec<(String, Vec<usize>)> {
 
 /// A golden policy, with its base and, if they are not there, its weights.
 fn policy(name: &str) -> GoldenPolicy {
-    let policy = GoldenPolicy::new(name, "backbone", &["expected.safetensors"]).copied();
+    let policy = GoldenPolicy::new(name, "backbone").copied();
     let base = policy.backbone.with_file_name("base");
     policy.edit("config.json", |config| config["base_model_path"] = json!(base));
     if !policy.dir.join("model.safetensors").exists() {
@@ -59,10 +59,8 @@ fn widowx() -> GoldenPolicy {
 
 #[test]
 fn passes_from_file_to_file_give_what_lerobot_gives() {
-    for policy in [plain(), widowx()] {
-        let found = policy.hold_pass();
-        hold("grad", &found, gradients(&found), &policy.tensors["grad"]);
-    }
+    plain().hold_pass();
+    widowx().hold_pass();
 }
 
 #[test]
@@ -119,7 +117,7 @@ fn prompts_and_modules_are_lerobots() {
 fn what_trains_by_each_key_is_what_lerobot_trains() {
     let trained = |policy: &GoldenPolicy| {
         let (_, params) = policy.tuned(TuningSettings::default()).passed(Recompute::None, |_| ());
-        Some(params.iter().map(|param| param.len() as u64).sum())
+        Some(params.iter().map(|param| param.len() as u64).sum::<u64>())
     };
     let policy = widowx();
     assert_eq!(trained(&policy), policy.about["trained"].as_u64());

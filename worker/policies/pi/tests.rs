@@ -9,14 +9,7 @@ use safetensors::SafeTensors;
 use serde_json::json;
 
 use super::*;
-use crate::{
-    PolicyKind,
-    directory::PolicyDirectory,
-    golden::{GRADIENTS, GoldenPolicy, TunedGolden, close, gradients, hold, write_weights},
-    tuning::TuningSettings,
-};
-
-mod pi0;
+use crate::{PolicyKind, directory::PolicyDirectory, golden::GoldenPolicy, tuning::TuningSettings};
 
 /// As the fixture's adapters were made.
 const ADAPTED: &str = concat!(
@@ -24,80 +17,76 @@ const ADAPTED: &str = concat!(
     r"model\.(state_proj|action_in_proj|action_out_proj|(action_)?time_mlp_(in|out))"
 );
 
-fn pi05() -> GoldenPolicy {
-    GoldenPolicy::new("pi05", "paligemma", &["gradients.safetensors", "expected.safetensors"])
-}
-
-/// Names and shapes of all that is read, beside a model's outline.
-fn tensors(of: &TunedGolden<'_>) -> Vec<(String, Vec<usize>)> {
-    let PolicyKind::Pi(config) = &of.kind else { panic!("a policy of another kind") };
-    [&of.outline.tensors[..], &config.own_tensors(&of.outline)].concat()
+/// Both golden policies; they have one backbone.
+fn policies() -> [GoldenPolicy; 2] {
+    ["pi05", "pi0"].map(|name| GoldenPolicy::new(name, "../pi05/paligemma"))
 }
 
 #[test]
-fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
-    let policy = pi05();
-    let found = policy.hold_pass();
-    let there = policy.tensors.keys().filter(|name| name.starts_with("grad.")).count();
-    assert_eq!(gradients(&found).count(), there);
-    for name in gradients(&found).map(|name| format!("grad.{name}")) {
-        close(&name, &found[&name].1, &policy.tensors[&name].1, GRADIENTS);
-    }
+fn passes_from_file_to_file_give_what_lerobot_gives() {
+    policies().iter().for_each(GoldenPolicy::hold_pass);
 }
 
 #[test]
 fn language_model_and_adapters_have_lerobots_gradients_in_every_mode() {
-    for policy in [pi05(), pi0::policy()] {
+    for policy in policies() {
         policy.hold_gradients(r"paligemma\.model\.(language_model\.layers|multi_modal_projector)", ADAPTED);
     }
 }
 
 #[test]
-fn the_prompt_is_lerobots_id_by_id() {
-    let policy = pi05();
-    let (expected, about) = (&policy.tensors, &policy.about);
-    let prompts = policy.tuned(TuningSettings::default()).prompts();
-    for (row, task) in about["tasks"].as_array().expect("a list").iter().enumerate() {
-        let (width, state) = (expected["tokens"].0[1], &expected["state.normalized"].1[row * 6..][..6]);
-        let ids = prompts.encode_observed(task.as_str().expect("a text"), state, &[]).expect("it fits");
-        let seen = expected["tokens"].1[row * width..][..width].iter();
-        let seen = seen.zip(&expected["tokens.mask"].1[row * width..][..width]);
-        let seen: Vec<u32> = seen.filter(|(_, seen)| **seen > 0.0).map(|(id, _)| *id as u32).collect();
-        assert_eq!(ids, seen, "{task}");
+fn prompts_are_lerobots_id_by_id() {
+    for policy in policies() {
+        let prompts = policy.tuned(TuningSettings::default()).prompts();
+        let width = policy.tensors["tokens"].0[1];
+        for (row, task) in policy.about["tasks"].as_array().expect("a list").iter().enumerate() {
+            let state = &policy.values("state.normalized")[row * 6..][..6];
+            let ids = prompts.encode_observed(task.as_str().expect("a text"), state, &[]).expect("it fits");
+            let seen = policy.values("tokens")[row * width..][..width].iter();
+            let seen = seen.zip(&policy.values("tokens.mask")[row * width..][..width]);
+            let seen: Vec<u32> = seen.filter(|(_, seen)| **seen > 0.0).map(|(id, _)| *id as u32).collect();
+            assert_eq!(ids, seen, "{task}");
+        }
     }
 }
 
 #[test]
 fn published_spellings_of_names_and_one_table_give_the_same_bits() {
-    let policy = pi05().copied();
-    let weights = policy.dir.join("model.safetensors");
-    let bytes = fs::read(&weights).expect("there");
-    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let kept = file.tensors().into_iter().filter(|(name, _)| !name.contains("embed_tokens"));
-    let renamed = kept.map(|(name, view)| {
-        let name = name.strip_prefix("model.").expect("LeRobot's");
-        (name.replace("time_mlp", "action_time_mlp"), view)
-    });
-    safetensors::serialize_to_file(renamed, None, &weights).expect("written");
-    assert_eq!(policy.forward(true, &[]), pi05().forward(true, &[]));
+    let [from, to] = ["time_mlp", "action_time_mlp"];
+    for (policy, [from, to]) in policies().into_iter().zip([[from, to], [to, from]]) {
+        let (found, policy) = (policy.forward(true, &[]), policy.copied());
+        let weights = policy.dir.join("model.safetensors");
+        let bytes = fs::read(&weights).expect("there");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let kept = file.tensors().into_iter().filter(|(name, _)| !name.contains("embed_tokens"));
+        let renamed = kept.map(|(name, view)| {
+            let name = name.strip_prefix("model.").expect("LeRobot's");
+            (name.replace(from, to), view)
+        });
+        safetensors::serialize_to_file(renamed, None, &weights).expect("written");
+        assert_eq!(policy.forward(true, &[]), found);
+    }
 }
 
 #[test]
-fn every_tensor_of_the_file_is_known_with_its_shape() {
-    let policy = pi05();
-    let case = policy.tuned(TuningSettings::default());
-    let known: BTreeMap<_, _> = tensors(&case).into_iter().collect();
-    let bytes = fs::read(policy.dir.join("model.safetensors")).expect("there");
-    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let stored = file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec()));
-    // The head of PaliGemma is its table.
-    let stored: BTreeMap<_, _> =
-        stored.filter(|(name, _)| !name.ends_with("paligemma.lm_head.weight")).collect();
-    assert_eq!(known, stored);
-    let elements = known.values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
-    // LeRobot's class counts the head once more.
-    let head = case.outline.vocab_size * case.outline.layer.width;
-    assert_eq!(Some((elements + head) as u64), policy.about["parameters"].as_u64());
+fn every_tensor_of_the_files_is_known_with_its_shape() {
+    for policy in policies() {
+        let case = policy.tuned(TuningSettings::default());
+        let config = PiConfig::from_directory(&case.directory).expect("it is read");
+        let own = config.own_tensors(&case.outline);
+        let known: BTreeMap<_, _> = case.outline.tensors.iter().chain(&own).cloned().collect();
+        let bytes = fs::read(policy.dir.join("model.safetensors")).expect("there");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let stored = file.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec()));
+        // The head of PaliGemma is its table.
+        let stored: BTreeMap<_, _> =
+            stored.filter(|(name, _)| !name.ends_with("paligemma.lm_head.weight")).collect();
+        assert_eq!(known, stored);
+        let elements = known.values().map(|shape| shape.iter().product::<usize>()).sum::<usize>();
+        // LeRobot's class counts the head once more.
+        let head = case.outline.vocab_size * case.outline.layer.width;
+        assert_eq!(Some((elements + head) as u64), policy.about["parameters"].as_u64());
+    }
 }
 
 /// A directory as published, without weights.
@@ -112,8 +101,7 @@ fn published(kind: &str, dir: &Path) -> PolicyDirectory {
         "output_features": {"action": {"type": "ACTION", "shape": [32]}}
     });
     for file in crate::export::PROCESSORS {
-        let golden = GoldenPolicy::new(kind, "", &[]);
-        fs::copy(golden.dir.join(file), dir.join(file)).expect("copied");
+        fs::copy(GoldenPolicy::new(kind, "").dir.join(file), dir.join(file)).expect("copied");
     }
     PolicyDirectory { dir: dir.into(), path: dir.join("config.json"), json: policy }
 }
@@ -164,7 +152,7 @@ fn what_is_not_read_is_refused_by_key() {
         let message = PiConfig::from_directory(&changed).expect_err(key).to_string();
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
-    let policy = pi05();
+    let [policy, _] = policies();
     let case = policy.tuned(TuningSettings::default());
     for train in ["embed_tokens", "vision_tower"] {
         let asked = TuningSettings { lora: None, train: &[train.to_owned()] };

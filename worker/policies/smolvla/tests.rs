@@ -49,7 +49,7 @@ mod pass;
 mod trained;
 
 fn golden() -> GoldenPolicy {
-    GoldenPolicy::new("smolvla", "vlm", &["gradients.safetensors", "expected.safetensors"])
+    GoldenPolicy::new("smolvla", "vlm")
 }
 
 /// Rows of values, each followed by zeros.

@@ -76,12 +76,13 @@ fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
         Trainables::<Flex>::new(built.layout.clone(), built.initial.clone(), &Default::default());
     let without = built.objective.loss(&trainables, &batch).expect("it fits");
     assert_eq!(without.valid, 3.0 * 5.0 * 4.0);
-    let (losses, trained) = descend(&built, &batch, 0.05, 8);
+    let descended = descend(&built, &batch, 0.05, 8);
+    let losses = &descended.0;
     let off = (losses[0] - without.loss_sum / without.valid).abs();
     assert!(off < 1e-4 * losses[0], "{losses:?} {without:?}");
     assert!(losses[7] < 0.9 * losses[0], "{losses:?}");
 
-    let left = hold_left(&built, (&losses, &trained), |policy| spec(policy, &[]));
+    let left = hold_left(&built, &descended, |policy| spec(policy, &[]));
     let out = left.path().join("policy");
     let directory = PolicyDirectory::from_dir(&out).expect("it is read");
     let features = directory.features("input_features").expect("there");
@@ -99,13 +100,13 @@ fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
     assert_eq!((of["action"].mean.len(), of["observation.state"].std.len()), (4, 4));
 }
 
-/// A run leaves the policy that it has trained, with these losses; another run begins with it, but for
-/// bfloat16.
+/// A run leaves the policy to which it has descended; another run begins with it, but for bfloat16.
 fn hold_left(
     built: &Assembly<Flex>,
-    (losses, trained): (&[f64], &[f32]),
+    descended: &(Vec<f64>, Vec<f32>),
     again: impl Fn(&Path) -> RunSpec,
 ) -> TempDir {
+    let (losses, trained) = descended;
     let dir = tempfile::tempdir().expect("a directory for the test");
     let written = built.objective.export(dir.path(), &built.layout, trained).expect("it is written");
     assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));

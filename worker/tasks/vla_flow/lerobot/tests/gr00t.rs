@@ -24,9 +24,10 @@ fn a_run_of_gr00t_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let dir = policy(0.0);
     let (built, batch) = built(&of(dir.path(), &[])).expect("it is built");
     assert!(batch.actions.iter().chain(&batch.state).all(|value| value.abs() <= 1.0));
-    let (losses, trained) = descend(&built, &batch, 0.01, 8);
+    let descended = descend(&built, &batch, 0.01, 8);
+    let losses = &descended.0;
     assert!(losses[7] < losses[0], "{losses:?}");
-    let left = hold_left(&built, (&losses, &trained), |policy| of(policy, &[]));
+    let left = hold_left(&built, &descended, |policy| of(policy, &[]));
     let directory = PolicyDirectory::from_dir(&left.path().join("policy")).expect("it is read");
     assert_eq!(directory.kind(), GROOT);
     let kept = directory.kept_by(PROCESSORS[0], PACK).expect("there");
