@@ -122,8 +122,8 @@ impl GoldenPolicy {
         Ok(read(&out))
     }
 
-    /// A pass gives LeRobot's loss, velocities, actions and gradients, and the same bits with recompute; without
-    /// recorded actions it samples alone.
+    /// A pass gives LeRobot's loss, velocities, actions and gradients, and the same bits with recompute.
+    /// Without recorded actions it samples alone.
     pub fn hold_pass(&self) {
         let (found, expected) = (self.forward(true, &[]), &self.tensors);
         for (name, there, most) in [
@@ -313,8 +313,8 @@ pub(crate) fn write_weights(dir: &Path, tensors: &[(String, Vec<usize>)]) {
     write_tensors(&dir.join("model.safetensors"), &tensors.iter().map(of).collect(), "[]");
 }
 
-/// Gradients of these names against the reference's rows, of which there is one for each that is not 0. What a
-/// constant added to all keys of GR00T gets is rounding.
+/// Gradients of these names against the reference's rows, of which there is one for each that is not 0. What
+/// a constant added to all keys of GR00T gets is rounding.
 fn hold<'n>(
     what: &str,
     found: &Tensors,

@@ -51,8 +51,8 @@ fn plain() -> GoldenPolicy {
     policy("gr00t")
 }
 
-/// The other one: for an embodiment that the model knows, with cameras in an order of their own, tasks as they
-/// are, pictures that are not cut, values that are not padded, and weights in bfloat16.
+/// The other one: for an embodiment that the model knows, with cameras in an order of their own, tasks as
+/// they are, pictures that are not cut, values that are not padded, and weights in bfloat16.
 fn widowx() -> GoldenPolicy {
     policy("gr00t-widowx")
 }
