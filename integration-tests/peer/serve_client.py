@@ -6,7 +6,8 @@
     SSL_CERT_FILE=cert.pem python serve_client.py wss://localhost:8000 [TOKEN]
 
 Sends random observations of the shapes that the server tells, several clients at once, then nonsense of every kind; fails (exit 1)
-if an answer has another shape, differs between equal seeds, or if nonsense is not refused in words.
+if an answer has another shape, differs between equal seeds, does not begin with the actions that are taken meanwhile, or if nonsense
+is not refused in words.
 """
 import sys
 import threading
@@ -58,6 +59,12 @@ def main():
         if value["dtype"] == "uint8":
             apart[name] = np.ascontiguousarray(np.moveaxis(apart[name], -1, -3))
     assert np.array_equal(client.infer(apart)["actions"], again), "channels first, as PyTorch has them"
+
+    if "prev_actions" in metadata["optional"]:
+        left = again[1:]
+        going_on = {**observation(metadata, 3), "prev_actions": left, "inference_delay": min(2, len(left))}
+        begun = client.infer(going_on)["actions"][: going_on["inference_delay"]]
+        np.testing.assert_allclose(begun, left[:2], rtol=1e-3, atol=1e-3, err_msg="actions that are taken meanwhile")
 
     errors = []
 

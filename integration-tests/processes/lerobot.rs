@@ -15,6 +15,9 @@ use super::{
     },
 };
 
+/// Runs of tiny policies, of which LeRobot has made the directories.
+const SMOLVLA: &str = "configs/smolvla.yaml";
+const GR00T: &str = "configs/gr00t.yaml";
 /// What a run has trained, in the policy that it leaves.
 const WEIGHTS: &str = "policy/model.safetensors";
 /// Adapters in both streams, above features of the tower that are kept and of which a second epoch reads.
@@ -27,28 +30,41 @@ const ADAPTERS: [&str; 6] = [
     "train.global_batch=24",
 ];
 
-/// `cox run` of the golden fixture's policy.
-fn command(output: &Path, overrides: &[&str]) -> Command {
+/// Hidden states of whole prompts, kept and read by a second epoch.
+const CACHED: [&str; 3] = ["cache.mode=exact", "data.episodes=[0, 3]", "train.global_batch=24"];
+
+/// `cox run` of a policy.
+fn command(config: &str, output: &Path, overrides: &[&str]) -> Command {
     let output_dir = format!("run.output_dir={}", output.display());
-    cox(&[&["run", "configs/smolvla.yaml", &output_dir], overrides].concat())
+    cox(&[&["run", config, &output_dir], overrides].concat())
 }
 
-/// A few steps of the golden fixture's policy.
-fn trained(run: &Path) {
-    let output_dir = format!("run.output_dir={}", run.display());
+/// A few steps of a policy.
+fn trained(config: &str, run: &Path) {
     let short = ["launch.nproc_per_node=1", "train.steps=4", "eval.samples=0"];
-    let arguments = [&["run", "configs/smolvla.yaml", &output_dir], &short[..]].concat();
-    let (status, printed) = CoxProcess::start(&arguments).finish();
+    let (status, printed) = CoxProcess::of(command(config, run, &short)).finish();
     assert!(status.success(), "{printed}");
+}
+
+/// A policy that is trained, served, and answers openpi's client.
+fn answered(config: &str, run: &Path) -> (CoxProcess, String) {
+    trained(config, run);
+    let (running, address) = serve(run);
+    python("openpi_client, numpy", "serve_client.py", &[&address]);
+    (running, address)
+}
+
+#[test]
+fn a_policy_of_gr00t_speaks_openpis_protocol() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    answered(GR00T, &dir.path().join("run"));
 }
 
 #[test]
 fn a_policy_acts_here_as_in_lerobot_and_speaks_openpis_protocol() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let run = dir.path().join("run");
-    trained(&run);
-    let (_running, address) = serve(&run);
-    python("openpi_client, numpy", "serve_client.py", &[&address]);
+    let (_running, address) = answered(SMOLVLA, &run);
     let policy = run.join("policy").display().to_string();
     let backbone = root().join("integration-tests/fixtures/golden/smolvla/vlm").display().to_string();
     let modules = "lerobot.policies, openpi_client, num2words";
@@ -59,7 +75,7 @@ fn a_policy_acts_here_as_in_lerobot_and_speaks_openpis_protocol() {
 fn a_checkpoint_goes_out_as_the_result_of_its_run_does() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (run, out) = (dir.path().join("run"), dir.path().join("out"));
-    trained(&run);
+    trained(SMOLVLA, &run);
     let [run_dir, out_dir] = [&run, &out].map(|path| path.to_str().expect("a readable path"));
     let export = |arguments: &[&str]| CoxProcess::start(&[&["export", run_dir], arguments].concat()).finish();
     let (status, printed) = export(&["--lerobot", out_dir]);
@@ -79,18 +95,25 @@ fn a_checkpoint_goes_out_as_the_result_of_its_run_does() {
 
 #[test]
 fn killed_workers_change_no_bit_of_a_policy_or_of_its_adapters() {
-    killed::three_times(command, WEIGHTS);
-    let adapted = |output: &Path, overrides: &[&str]| command(output, &[&ADAPTERS[..], overrides].concat());
-    killed::three_times(adapted, WEIGHTS);
+    for (config, more) in [(SMOLVLA, &[][..]), (SMOLVLA, &ADAPTERS[..]), (GR00T, &CACHED[..])] {
+        let command = |output: &Path, short: &[&str]| command(config, output, &[more, short].concat());
+        killed::three_times(command, WEIGHTS);
+    }
 }
 
 #[test]
 fn a_policys_run_is_launched_again_to_the_same_bits_and_goes_on_in_other_worlds() {
+    hold_again(SMOLVLA);
+    hold_again(GR00T);
+}
+
+/// Launched again after its launcher was lost, alone, and on other numbers of ranks.
+fn hold_again(config: &str) {
     const SHORT: [&str; 4] =
         ["train.steps=6", "train.checkpoint_every=2", "eval.samples=2", "optimizer.warmup_steps=2"];
     let dir = tempfile::tempdir().expect("a temporary directory");
     let of = |name: &str| dir.path().join(name);
-    let of_run = |name: &str, overrides: &[&str]| command(&of(name), &[&SHORT[..], overrides].concat());
+    let of_run = |name: &str, more: &[&str]| command(config, &of(name), &[&SHORT[..], more].concat());
     let done = |command: Command| {
         let (status, printed) = CoxProcess::of(command).finish();
         assert!(status.success(), "{printed}");
@@ -141,7 +164,7 @@ fn adapters_above_layers_of_few_bits_learn_in_the_memory_that_is_predicted() {
             ["train.steps=4", "train.checkpoint_every=0", "eval.samples=2", "optimizer.warmup_steps=1"];
         let dtype = format!("model.weights_dtype={dtype}");
         let (status, printed) =
-            CoxProcess::of(command(&output, &[&ADAPTERS[..], &short, &[&dtype]].concat())).finish();
+            CoxProcess::of(command(SMOLVLA, &output, &[&ADAPTERS[..], &short, &[&dtype]].concat())).finish();
         assert!(status.success() && output.join(WEIGHTS).is_file(), "{printed}");
         let summary = read_json(&output.join("summary.json"));
         assert!(summary["cache"]["hits"].as_u64().is_some_and(|hits| hits > 0), "{summary:#}");

@@ -1,278 +1,143 @@
-//! A tiny policy against LeRobot: one training step of it, and a sampled chunk
-//! (`integration-tests/fixtures/make_gr00t.py`). Its weights are a formula.
+//! Two tiny policies against LeRobot: one training step of each, and a sampled chunk
+//! (`integration-tests/fixtures/make_gr00t.py`). The weights of one are a formula.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs};
 
 use burn::backend::Flex;
 use coxswain_models::{
     families::shelf,
-    joint::JointOutline,
-    pretrained::{
-        adapters::TunedModules,
-        checkpoint::{Checkpoint, CheckpointDir},
-        frozen::frozen_tensors,
-    },
-    vision_language::PromptForm,
+    pretrained::{checkpoint::Checkpoint, frozen::frozen_tensors},
 };
-use coxswain_nn::{
-    dtypes::FrozenDtype,
-    lora::{Lora, LoraTargets},
-    params::{Group, ParamSpec, TrainableLayout, Trainables},
-};
+use coxswain_nn::lora::Lora;
 use coxswain_proto::run_spec::Recompute;
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::{tuning::tuned, *};
+use super::*;
 use crate::{
-    PassJob, PolicyFiles, PolicyKind,
+    PolicyKind,
     directory::PolicyDirectory,
-    golden::{ACTIONS, Tensors, VALUES, close, golden_at, hold, read, wave, write_weights},
-    pass::{self, PassPolicy},
-    pass_files::PassInputs,
+    golden::{GoldenPolicy, write_weights},
     tuning::TuningSettings,
 };
 
-const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/gr00t");
 /// As the fixture's adapters were made.
 const ADAPTED: &str = concat!(
     r".*(language_model\.layers\..*_proj|visual\.blocks\..*(qkv|proj|linear_fc2)|visual\.merger\.linear_fc1|",
     r"attn1\.(to_q|to_k|to_v|to_out\.0)|ff\.net\.(0\.proj|2)|norm1\.linear|linear_[12]|proj_out_[12])"
 );
-const FORM: PromptForm<'_> = PromptForm { template: "{task}", images: 2, max_text_tokens: None };
-const TAKEN: [&str; 7] = [
-    "observation.images.front",
-    "observation.images.wrist",
-    "observation.state",
-    "action",
-    "action_is_pad",
-    "noise",
-    "time",
-];
-
-fn golden() -> (Tensors, Value) {
-    golden_at(AT, "expected.safetensors")
-}
-
-fn by_formula(name: &str, shape: &[usize]) -> Vec<f32> {
-    let value = |v: f64| match name {
-        _ if name.ends_with("bias") || name.ends_with(".b") => v * 0.05,
-        _ if shape.len() == 1 => 1.0 + v * 0.1,
-        _ if name.contains("lora_A") => v * 0.25,
-        _ if name.contains("lora_B") => v * 0.1,
-        _ if name.contains("pos_embed") || name.contains("position_embedding") => v * 0.3,
-        _ if name.contains("embed_tokens") => v / (shape[shape.len() - 1] as f64).sqrt(),
-        _ if name.ends_with(".W") => v / (shape[1] as f64).sqrt(),
-        _ => v / (shape[1..].iter().product::<usize>() as f64).sqrt(),
-    };
-    wave(name, shape.iter().product()).into_iter().map(|v| value(v) as f32).collect()
-}
 
 /// Names and shapes of the tensors in LeRobot's file.
-fn tensors() -> Vec<(String, Vec<usize>)> {
-    let (_, about) = golden();
-    let all = about["tensors"].as_object().expect("names and shapes").iter();
+fn tensors(of: &GoldenPolicy) -> Vec<(String, Vec<usize>)> {
+    let all = of.about["tensors"].as_object().expect("names and shapes").iter();
     let shape = |value: &Value| serde_json::from_value(value.clone()).expect("a shape");
     // LeRobot stores the table under the head's name; the formula knows it by its own.
-    let name = |name: &String| (RULES.canonical)(name);
-    all.map(|(stored, value)| (name(stored), shape(value))).collect()
+    all.map(|(stored, value)| ((RULES.canonical)(stored), shape(value))).collect()
 }
 
-/// The golden policy's directory, with its weights and its base.
-fn policy() -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    for file in fs::read_dir(Path::new(AT).join("policy")).expect("there") {
-        let path = file.expect("listed").path();
-        fs::copy(&path, dir.path().join(path.file_name().expect("a file"))).expect("copied");
+/// A golden policy, with its base and, if they are not there, its weights.
+fn policy(name: &str) -> GoldenPolicy {
+    let policy = GoldenPolicy::new(name, "backbone").copied();
+    let base = policy.backbone.with_file_name("base");
+    policy.edit("config.json", |config| config["base_model_path"] = json!(base));
+    if !policy.dir.join("model.safetensors").exists() {
+        write_weights(&policy.dir, &tensors(&policy));
     }
-    edit(&dir.path().join("config.json"), |config| config["base_model_path"] = json!(format!("{AT}/base")));
-    write_weights(dir.path(), &tensors(), by_formula);
-    dir
+    policy
 }
 
-fn edit(path: &Path, change: impl Fn(&mut Value)) {
-    let mut json: Value = serde_json::from_slice(&fs::read(path).expect("there")).expect("JSON");
-    change(&mut json);
-    fs::write(path, json.to_string()).expect("written");
+/// The policy for a new embodiment, with all that its base may leave out.
+fn plain() -> GoldenPolicy {
+    policy("gr00t")
 }
 
-fn backbone() -> PathBuf {
-    Path::new(AT).join("backbone")
-}
-
-/// The golden policy, of which something trains.
-struct Case {
-    directory: PolicyDirectory,
-    config: Gr00tConfig,
-    outline: JointOutline,
-    tuned: TunedModules,
-    recompute: Recompute,
-}
-
-impl Case {
-    fn of(dir: &Path, asked: TuningSettings<'_>) -> Self {
-        let directory = PolicyDirectory::from_dir(dir).expect("it is read");
-        let config = Gr00tConfig::from_directory(&directory).expect("it is read");
-        let kind = PolicyKind::Gr00t(config.clone());
-        let outline = kind.outline(&directory, &backbone(), shelf::<Flex>()).expect("it is read");
-        let tuned = tuned(&config, &outline, asked).expect("it means something");
-        Self { directory, config, outline, tuned, recompute: Recompute::None }
-    }
-
-    /// What LeRobot's inputs give, gradients included, once what trains has been set; and what trains.
-    fn passed(&self, set: impl FnOnce(&mut Trainables<Flex>)) -> (Tensors, Vec<ParamSpec>) {
-        let (dir, device) = (tempfile::tempdir().expect("a directory for the test"), Default::default());
-        let (inputs, out) = given(dir.path(), &[]);
-        let (mut layout, backbone) = (TrainableLayout::default(), backbone());
-        let kind = PolicyKind::Gr00t(self.config.clone());
-        let dtype = FrozenDtype::Float32;
-        let files = PolicyFiles { directory: &self.directory, backbone: &backbone, dtype };
-        let policy = kind.load(files, &self.tuned, shelf(), &mut layout, &device).expect("it is read");
-        let checkpoint = CheckpointDir { path: &self.directory.dir, rules: RULES };
-        let values = self.tuned.initial_values::<Flex>(3, &layout, checkpoint, dtype);
-        let params = layout.params().to_vec();
-        let mut trainables = Trainables::new(layout, values.expect("they are there"), &device);
-        set(&mut trainables);
-        let of = PassPolicy {
-            policy: &*policy,
-            trainables: &trainables,
-            image: self.outline.image_token,
-            images: &*kind.images(&backbone, &self.outline).expect("they are read"),
-            prompts: &*kind.prompts(&backbone, &self.outline, &FORM).expect("they are read"),
-            recompute: self.recompute,
-            device: &device,
-        };
-        let job = PassJob { files, inputs: &inputs, out: &out, gradients: true };
-        pass::run_through(job, &PassInputs::from_file(&inputs).expect("just written"), of).expect("it runs");
-        (read(&out), params)
-    }
-}
-
-/// LeRobot's inputs as a file, without some; and where results go.
-fn given(dir: &Path, without: &[&str]) -> (PathBuf, PathBuf) {
-    let (inputs, out) = (dir.join("in.safetensors"), dir.join("out.safetensors"));
-    let (tensors, about) = golden();
-    let taken =
-        tensors.iter().filter(|(name, _)| TAKEN.contains(&&name[..]) && !without.contains(&&name[..]));
-    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
-    let all: Vec<_> = taken.map(|(name, (shape, values))| (name, shape, bytes(values))).collect();
-    let views = all.iter().map(|(name, shape, bytes)| {
-        (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).expect("its shape"))
-    });
-    let metadata = HashMap::from([("tasks".to_owned(), about["tasks"].to_string())]);
-    safetensors::serialize_to_file(views, Some(metadata), &inputs).expect("written");
-    (inputs, out)
-}
-
-/// Gradients against the reference's. What a constant added to all keys gets is rounding.
-fn hold_gradients(what: &str, found: &Tensors, params: &[&str], reference: &(Vec<usize>, Vec<f32>)) {
-    let counted = params.iter().filter(|name| !name.ends_with("to_k.bias"));
-    let named = counted.map(|name| ((*name).to_owned(), &found[&format!("grad.{name}")].1));
-    hold(what, &named.collect::<BTreeMap<_, _>>(), reference);
+/// The other one: for an embodiment that the model knows, with cameras in an order of their own, tasks as
+/// they are, pictures that are not cut, values that are not padded, and weights in bfloat16.
+fn widowx() -> GoldenPolicy {
+    policy("gr00t-widowx")
 }
 
 #[test]
-fn a_pass_from_file_to_file_gives_what_lerobot_gives() {
-    let ((expected, _), dir) = (golden(), policy());
-    let scratch = tempfile::tempdir().expect("a directory for the test");
-    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
-    let files = PolicyFiles { directory: &directory, backbone: &backbone(), dtype: FrozenDtype::Float32 };
-    let run = |gradients, without: &[&str]| {
-        let (inputs, out) = given(scratch.path(), without);
-        let job = PassJob { files, inputs: &inputs, out: &out, gradients };
-        pass::run::<Flex>(job, shelf(), &Default::default()).expect("it runs");
-        read(&out)
-    };
-    let found = run(true, &[]);
-    close("loss", &found["loss"].1, &expected["loss"].1, VALUES);
-    close("velocity", &found["velocity"].1, &expected["velocity"].1, VALUES);
-    // LeRobot's are 0 where they do not count.
-    let counted = expected["losses"].1.iter().zip(&found["losses"].1);
-    let counted = counted.map(|(expected, found)| if *expected == 0.0 { 0.0 } else { *found });
-    close("losses", &counted.collect::<Vec<_>>(), &expected["losses"].1, VALUES);
-    close("normalized", &found["actions.normalized"].1, &expected["sampled.normalized"].1, ACTIONS);
-    close("actions", &found["actions"].1, &expected["sampled"].1, ACTIONS);
-    let params: Vec<&str> = found.keys().filter_map(|name| name.strip_prefix("grad.")).collect();
-    hold_gradients("grad", &found, &params, &expected["grad"]);
-    let alone = run(false, &["action", "time"]);
-    assert_eq!(alone.into_keys().collect::<Vec<_>>(), ["actions", "actions.normalized"]);
+fn passes_from_file_to_file_give_what_lerobot_gives() {
+    plain().hold_pass();
+    widowx().hold_pass();
 }
 
 #[test]
 fn backbone_and_adapters_have_lerobots_gradients_in_every_mode() {
-    let ((expected, _), dir) = (golden(), policy());
-    let train = [r"backbone\.model\.model\.(visual|language_model\.(layers|embed_tokens))".to_owned()];
-    let lora = Lora { rank: 2, alpha: 6.0, targets: LoraTargets::Regex(ADAPTED.into()), ..Lora::default() };
-    let whole = Case::of(dir.path(), TuningSettings { lora: None, train: &train });
-    let adapted = Case::of(dir.path(), TuningSettings { lora: Some(&lora), train: &[] });
-    for (mut case, group, loss, name) in
-        [(whole, Group::BASE, "loss", "full"), (adapted, Group::LORA, "lora.loss", "lora.grad")]
-    {
-        let mut modes = Vec::new();
-        for recompute in [Recompute::None, Recompute::Full] {
-            case.recompute = recompute;
-            let (found, params) = case.passed(|trainables| {
-                if group == Group::LORA {
-                    let params = trainables.layout().params().iter();
-                    let values = params.flat_map(|param| by_formula(&param.name, &param.shape)).collect();
-                    trainables.set(values);
-                }
-            });
-            close(loss, &found["loss"].1, &expected[loss].1, VALUES);
-            let of_group = params.iter().filter(|param| param.group == group);
-            let params: Vec<&str> = of_group.map(|param| &param.name[..]).collect();
-            hold_gradients(name, &found, &params, &expected[name]);
-            modes.push(found);
-        }
-        assert_eq!(modes[0], modes[1], "recompute changes nothing");
+    for policy in [plain(), widowx()] {
+        let backbone = r"backbone\.model\.model\.(visual|language_model\.(layers|embed_tokens))";
+        policy.hold_gradients(backbone, ADAPTED);
     }
+}
+
+#[test]
+fn nvidias_names_give_the_same_bits() {
+    let policy = widowx();
+    let found = policy.forward(true, &[]);
+    let weights = policy.dir.join("model.safetensors");
+    let bytes = fs::read(&weights).expect("there");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let all = file.tensors().into_iter();
+    let renamed = all.map(|(name, view)| (name.replacen("_groot_model.", "", 1), view));
+    serialize_to_file(renamed, None, &weights).expect("written");
+    assert_eq!(policy.forward(true, &[]), found);
 }
 
 #[test]
 fn prompts_and_modules_are_lerobots() {
-    let ((expected, about), dir) = (golden(), policy());
-    let case = Case::of(dir.path(), TuningSettings::default());
-    let kind = PolicyKind::Gr00t(case.config.clone());
-    let images = kind.images(&backbone(), &case.outline).expect("they are read");
-    let shapes = [images.shape(24, 36).expect("it fits"); 2];
-    let prompts = kind.prompts(&backbone(), &case.outline, &FORM).expect("they are read");
-    let (shape, ids) = &expected["tokens"];
-    for (task, ids) in about["tasks"].as_array().expect("a list").iter().zip(ids.chunks(shape[1])) {
-        let found = prompts.encode(task.as_str().expect("a text"), &shapes).expect("it fits");
-        assert_eq!(found, ids.iter().map(|id| *id as u32).collect::<Vec<_>>(), "{task}");
+    for policy in [plain(), widowx()] {
+        let case = policy.tuned(TuningSettings::default());
+        let images = case.kind.images(&policy.backbone, &case.outline).expect("they are read");
+        let shapes = vec![images.shape(24, 36).expect("it fits"); case.kind.sizes().cameras.len()];
+        let (shape, ids) = &policy.tensors["tokens"];
+        let tasks = policy.about["tasks"].as_array().expect("a list").iter();
+        for (task, ids) in tasks.zip(ids.chunks(shape[1])) {
+            let found = case.prompts().encode(task.as_str().expect("a text"), &shapes).expect("it fits");
+            assert_eq!(found, ids.iter().map(|id| *id as u32).collect::<Vec<_>>(), "{task}");
+        }
+        // Weights and biases by embodiment have names of their own.
+        let called = |name: &str| match name.rsplit_once('.') {
+            Some((module, "W")) => format!("{module}.weight"),
+            Some((module, "b")) => format!("{module}.bias"),
+            _ => name.to_owned(),
+        };
+        let known = frozen_tensors(RULES, &case.kind.modules(&case.directory, &case.outline)).into_iter();
+        let known: BTreeMap<_, _> = known.map(|tensor| (tensor.name, tensor.elements)).collect();
+        let stored = tensors(&policy).into_iter();
+        let stored: BTreeMap<_, _> =
+            stored.map(|(name, shape)| (called(&name), shape.iter().product::<usize>())).collect();
+        assert_eq!(known, stored);
+        assert_eq!(Some(known.values().sum::<usize>() as u64), policy.about["parameters"].as_u64());
+        assert!(Checkpoint::open(&policy.dir, RULES).is_ok());
     }
-    // Weights and biases by embodiment have names of their own.
-    let plain = |name: &str| match name.rsplit_once('.') {
-        Some((module, "W")) => format!("{module}.weight"),
-        Some((module, "b")) => format!("{module}.bias"),
-        _ => name.to_owned(),
+}
+
+#[test]
+fn what_trains_by_each_key_is_what_lerobot_trains() {
+    let trained = |policy: &GoldenPolicy| {
+        let (_, params) = policy.tuned(TuningSettings::default()).passed(Recompute::None, |_| ());
+        Some(params.iter().map(|param| param.len() as u64).sum::<u64>())
     };
-    let known = frozen_tensors(RULES, &kind.modules(&case.directory, &case.outline)).into_iter();
-    let known: BTreeMap<_, _> = known.map(|tensor| (tensor.name, tensor.elements)).collect();
-    let stored = tensors().into_iter();
-    let stored: BTreeMap<_, _> =
-        stored.map(|(name, shape)| (plain(&name), shape.iter().product::<usize>())).collect();
-    assert_eq!(known, stored);
-    assert_eq!(Some(known.values().sum::<usize>() as u64), about["parameters"].as_u64());
-    let (_, params) = case.passed(|_| ());
-    let trained: usize = params.iter().map(ParamSpec::len).sum();
-    assert_eq!(Some(trained as u64), about["trained"].as_u64());
-    assert!(Checkpoint::open(dir.path(), RULES).is_ok());
+    let policy = widowx();
+    assert_eq!(trained(&policy), policy.about["trained"].as_u64());
+    for (key, count) in policy.about["tuned"].as_object().expect("counts by key") {
+        let policy = widowx();
+        // The other value of each.
+        let other = |value: &Value| value.as_bool().map_or(json!(1), |value| json!(!value));
+        policy.edit("config.json", |config| config[key] = other(&config[key]));
+        assert_eq!(trained(&policy), count.as_u64(), "{key}");
+    }
 }
 
 #[test]
 fn what_is_not_read_is_refused_by_key() {
-    let dir = policy();
+    let policy = plain();
     let refused = |file: &str, change: &dyn Fn(&mut Value)| {
-        let path = dir.path().join(file);
+        let path = policy.dir.join(file);
         let before = fs::read(&path).expect("there");
-        edit(&path, change);
-        let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
+        policy.edit(file, change);
+        let directory = PolicyDirectory::from_dir(&policy.dir).expect("it is read");
         let message = Gr00tConfig::from_directory(&directory).map(drop).expect_err(file).to_string();
         fs::write(&path, before).expect("written");
         message
@@ -298,11 +163,12 @@ fn what_is_not_read_is_refused_by_key() {
     assert!(refused("policy_preprocessor.json", &change).contains("use_albumentations"));
     let change = |json: &mut Value| json["steps"][0]["registry_name"] = json!("groot_n1_7_action_decode_v1");
     assert!(refused("policy_postprocessor.json", &change).contains("groot_n1_7_action_decode_v1"));
-    let case = Case::of(dir.path(), TuningSettings::default());
+    let case = policy.tuned(TuningSettings::default());
     let refused = |lora: Option<&Lora>, train: &[&str]| {
         let train: Vec<String> = train.iter().map(|pattern| (*pattern).to_owned()).collect();
         let asked = TuningSettings { lora, train: &train };
-        tuning::tuned(&case.config, &case.outline, asked).map(drop).expect_err("refused").to_string()
+        let tuned = case.kind.tuned(&case.directory, &case.outline, asked);
+        tuned.map(drop).expect_err("refused").to_string()
     };
     assert!(refused(Some(&Lora::default()), &[]).contains("lora.targets"));
     for train in ["lm_head", r"language_model\.norm"] {
@@ -313,14 +179,14 @@ fn what_is_not_read_is_refused_by_key() {
 
 #[test]
 fn the_published_policy_has_lerobots_parameters() {
-    let dir = policy();
-    edit(&dir.path().join("config.json"), |config| {
+    let policy = plain();
+    policy.edit("config.json", |config| {
         // Nowhere: the sizes are the published ones.
         config["base_model_path"] = json!("nobody/none");
         (config["chunk_size"], config["max_state_dim"], config["max_action_dim"]) =
             (json!(40), json!(132), json!(132));
     });
-    edit(&dir.path().join("policy_preprocessor.json"), |json| {
+    policy.edit("policy_preprocessor.json", |json| {
         let pack = &mut json["steps"][2]["config"];
         (pack["action_horizon"], pack["valid_action_horizon"]) = (json!(40), json!(40));
         let encode = &mut json["steps"][3]["config"];
@@ -341,7 +207,7 @@ fn the_published_policy_has_lerobots_parameters() {
     });
     let backbone = tempfile::tempdir().expect("a directory for the test");
     fs::write(backbone.path().join("config.json"), cosmos.to_string()).expect("written");
-    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
+    let directory = PolicyDirectory::from_dir(&policy.dir).expect("it is read");
     let kind = PolicyKind::from_directory(&directory).expect("it is read");
     let outline = kind.outline(&directory, backbone.path(), shelf::<Flex>()).expect("it fits");
     let all = frozen_tensors(RULES, &kind.modules(&directory, &outline));

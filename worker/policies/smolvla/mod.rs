@@ -28,8 +28,6 @@ mod config;
 mod names;
 mod network;
 #[cfg(test)]
-mod pass_tests;
-#[cfg(test)]
 mod tests;
 pub mod tuning;
 

@@ -26,68 +26,30 @@ use coxswain_models::{
 };
 use coxswain_nn::{
     dtypes::FrozenDtype,
-    files::floats,
     kernels::sizes::Sizes,
     params::{FlatGrads, TrainableLayout, Trainables},
 };
 use coxswain_proto::run_spec::Recompute;
 use safetensors::SafeTensors;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::{
     Draws, Policy, PolicyFiles, PolicyKind, PolicyObservation, Training, TuningSettings,
     directory::{MeanStd, PolicyDirectory},
     export::{Export, PROCESSORS, Statistics, write},
+    golden::{GoldenPolicy, VALUES, close},
     images::{Alignment, Planes, letterbox, patches},
 };
 
 const AT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/smolvla");
+
 mod files;
+mod pass;
 mod trained;
 
-/// What of the difference to LeRobot, over the largest value, is let through: values, gradients, actions.
-const VALUES: f32 = 1e-5;
-const GRADIENTS: f32 = 1e-4;
-const ACTIONS: f32 = 1e-4;
-
-/// What LeRobot found, by name.
-struct LeRobotReference {
-    tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
-    about: Value,
-}
-
-impl LeRobotReference {
-    fn read() -> Self {
-        let bytes = fs::read(Path::new(AT).join("expected.safetensors")).expect("part of the repository");
-        let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
-        let about = header.metadata().as_ref().and_then(|all| serde_json::from_str(all.get("about")?).ok());
-        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-        let tensors = file.tensors().into_iter().map(|(name, view)| {
-            let values = floats(&view).unwrap_or_else(|| match view.dtype() {
-                safetensors::Dtype::U8 => view.data().iter().map(|byte| f32::from(*byte)).collect(),
-                _ => view
-                    .data()
-                    .chunks(4)
-                    .map(|id| i32::from_le_bytes(id.try_into().expect("4")) as f32)
-                    .collect(),
-            });
-            (name, (view.shape().to_vec(), values))
-        });
-        Self { tensors: tensors.collect(), about: about.expect("written beside the tensors") }
-    }
-
-    fn of(&self, name: &str) -> &[f32] {
-        &self.tensors[name].1
-    }
-}
-
-fn close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs())).max(1e-12);
-    let off = found.iter().zip(expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-    println!("{what}: {:.1e}", off / largest);
-    assert!(off <= tolerance * largest, "{what}: {off:e} of {largest:e}");
+fn golden() -> GoldenPolicy {
+    GoldenPolicy::new("smolvla", "vlm")
 }
 
 /// Rows of values, each followed by zeros.
@@ -109,10 +71,10 @@ struct Batch {
 }
 
 impl Batch {
-    fn of(expected: &LeRobotReference, config: &SmolVlaConfig) -> Self {
+    fn of(expected: &GoldenPolicy, config: &SmolVlaConfig) -> Self {
         let outline = outline(&Path::new(AT).join("vlm"), config);
         let image = outline.image_token;
-        let time = expected.of("time");
+        let time = expected.values("time");
         let (mut rows, mut pixels) = (Vec::new(), Vec::new());
         for row in 0..time.len() {
             let mut ids = Vec::new();
@@ -123,16 +85,16 @@ impl Batch {
                 if mask.is_some_and(|(_, seen)| seen[row] == 0.0) {
                     continue;
                 }
-                let (shape, bytes) = &expected.tensors[camera];
+                let (shape, values) = &expected.tensors[camera];
                 let (size, each) = ([shape[2], shape[3]], 3 * shape[2] * shape[3]);
-                let values: Vec<f32> = bytes[row * each..][..each].iter().map(|byte| byte / 255.0).collect();
-                let square = letterbox(Planes { values: &values, size }, outline.image_side, Alignment::End);
+                let values = &values[row * each..][..each];
+                let square = letterbox(Planes { values, size }, outline.image_side, Alignment::End);
                 pixels.push(Arc::new(patches(&square, outline.image_side, outline.patches.patch)));
                 ids.resize(ids.len() + outline.image_tokens(), image);
             }
             let width = expected.tensors["tokens"].0[1];
-            let tokens = expected.of("tokens")[row * width..][..width].iter();
-            let mask = &expected.of("tokens.mask")[row * width..][..width];
+            let tokens = expected.values("tokens")[row * width..][..width].iter();
+            let mask = &expected.values("tokens.mask")[row * width..][..width];
             ids.extend(tokens.zip(mask).filter(|(_, seen)| **seen > 0.0).map(|(id, _)| *id as u32));
             rows.push(ids);
         }
@@ -143,12 +105,13 @@ impl Batch {
             row
         });
         let actions =
-            padded(expected.of("action.normalized"), config.sizes().action, config.sizes().padded[1]);
+            padded(expected.values("action.normalized"), config.sizes().action, config.sizes().padded[1]);
         let each = actions.len() / time.len();
-        let noisy = expected.of("noise").iter().zip(&actions).enumerate();
+        let noisy = expected.values("noise").iter().zip(&actions).enumerate();
         let noisy =
             noisy.map(|(at, (noise, action))| time[at / each] * noise + (1.0 - time[at / each]) * action);
-        let state = padded(expected.of("state.normalized"), config.sizes().state, config.sizes().padded[0]);
+        let state =
+            padded(expected.values("state.normalized"), config.sizes().state, config.sizes().padded[0]);
         Self { ids: ids.collect(), valid, pixels, image, state, noisy: noisy.collect(), actions }
     }
 
@@ -202,25 +165,29 @@ fn vlm_dir() -> PathBuf {
 
 /// What LeRobot's step has beside the batch: the target, and which elements count.
 struct Step<'e> {
-    expected: &'e LeRobotReference,
+    expected: &'e GoldenPolicy,
     batch: Batch,
     target: Vec<f32>,
     counts: Vec<bool>,
 }
 
 impl<'e> Step<'e> {
-    fn of(expected: &'e LeRobotReference, config: &SmolVlaConfig) -> Self {
+    fn of(expected: &'e GoldenPolicy, config: &SmolVlaConfig) -> Self {
         let batch = Batch::of(expected, config);
-        let target: Vec<f32> =
-            expected.of("noise").iter().zip(&batch.actions).map(|(noise, action)| noise - action).collect();
-        let pad = expected.of("action_is_pad");
+        let target: Vec<f32> = expected
+            .values("noise")
+            .iter()
+            .zip(&batch.actions)
+            .map(|(noise, action)| noise - action)
+            .collect();
+        let pad = expected.values("action_is_pad");
         let counts =
             (0..target.len()).map(|at| at % 32 < config.sizes().action && pad[at / 32] == 0.0).collect();
         Self { expected, batch, target, counts }
     }
 
     fn draws(&self) -> Draws<'_> {
-        Draws { times: self.expected.of("time"), noisy: &self.batch.noisy }
+        Draws { times: self.expected.values("time"), noisy: &self.batch.noisy }
     }
 
     /// The mean loss, and all gradients of it.
@@ -264,56 +231,4 @@ const PLAIN: Training<'_> = Training { recompute: Recompute::None, dropout: None
 
 fn vector(tensor: Tensor<Flex, 2>) -> Vec<f32> {
     tensor.into_data().into_vec().expect("f32")
-}
-
-#[test]
-fn loss_velocity_and_gradients_are_those_of_lerobot_in_every_mode() {
-    let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
-    let step = Step::of(&expected, &config());
-    let velocity = policy.sampler(&trainables, step.batch.observed()).expect("it fits");
-    let velocity = vector(velocity(step.draws()));
-    close("velocity", &velocity, expected.of("velocity"), VALUES);
-    let losses: Vec<f32> = velocity.iter().zip(&step.target).map(|(v, t)| (v - t) * (v - t)).collect();
-    close("losses", &losses, expected.of("losses"), VALUES);
-    let mut modes = Vec::new();
-    for recompute in [Recompute::None, Recompute::Full] {
-        let (loss, mut grads) = step.gradients(&*policy, &trainables, Training { recompute, dropout: None });
-        close("loss", &[loss as f32], expected.of("loss"), VALUES);
-        let silent: Vec<_> =
-            trainables.layout().params().iter().filter(|param| !grads.touched(param)).collect();
-        assert!(silent.is_empty(), "without a gradient: {silent:?}");
-        modes.push(grads.values_mut().clone());
-    }
-    assert_eq!(modes[0], modes[1], "recompute changes nothing");
-    let named = expected.tensors.keys().filter(|name| name.starts_with("grad.")).count();
-    assert_eq!(trainables.layout().params().len(), named);
-    for param in trainables.layout().params() {
-        let name = format!("grad.{}", param.name);
-        close(&name, &modes[0][param.range()], expected.of(&name), GRADIENTS);
-    }
-}
-
-#[test]
-fn sampled_actions_are_those_of_lerobot() {
-    let (expected, (policy, trainables)) = (LeRobotReference::read(), policy());
-    let batch = Batch::of(&expected, &config());
-    let velocity = policy.sampler(&trainables, batch.observed()).expect("it fits");
-    let steps = policy.sizes().steps;
-    let mut sampled = expected.of("noise").to_vec();
-    for step in 0..steps {
-        let time = [1.0 - step as f32 / steps as f32; 2];
-        let v = vector(velocity(Draws { times: &time, noisy: &sampled }));
-        sampled.iter_mut().zip(v).for_each(|(x, v)| *x -= v / steps as f32);
-    }
-    let action = policy.sizes().action;
-    let sampled: Vec<f32> = sampled.chunks(32).flat_map(|step| step[..action].to_vec()).collect();
-    close("sampled", &sampled, expected.of("sampled.normalized"), ACTIONS);
-    let directory = PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read");
-    let statistics =
-        directory.statistics("policy_postprocessor.json", "unnormalizer_processor").expect("they are there");
-    let of = &statistics["action"];
-    let places = sampled.iter().enumerate();
-    let raw: Vec<f32> =
-        places.map(|(at, value)| value * of.std[at % action] + of.mean[at % action]).collect();
-    close("actions", &raw, expected.of("sampled"), ACTIONS);
 }

@@ -4,10 +4,8 @@ use super::*;
 
 #[test]
 fn every_tensor_of_the_file_is_known_with_its_shape() {
-    let (expected, directory) = (
-        LeRobotReference::read(),
-        PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read"),
-    );
+    let (expected, directory) =
+        (golden(), PolicyDirectory::from_dir(&Path::new(AT).join("policy")).expect("it is read"));
     let config = SmolVlaConfig::from_directory(&directory).expect("it is read");
     let vlm = outline(&Path::new(AT).join("vlm"), &config);
     let own = config.own_tensors(&vlm, Some(16));
@@ -120,7 +118,7 @@ fn processors_that_are_not_known_are_refused_by_step() {
 
 #[test]
 fn frames_and_tasks_become_what_lerobot_makes_of_them() {
-    let (expected, config, backbone) = (LeRobotReference::read(), config(), Path::new(AT).join("vlm"));
+    let (expected, config, backbone) = (golden(), config(), Path::new(AT).join("vlm"));
     let outline = outline(&backbone, &config);
     let form = PromptForm { template: "{task}", images: 2, max_text_tokens: None };
     let batch = Batch::of(&expected, &config);
@@ -133,11 +131,11 @@ fn frames_and_tasks_become_what_lerobot_makes_of_them() {
         let ids = prompts.encode(task.as_str().expect("text"), &shapes).expect("it is encoded");
         assert_eq!(ids, batch.ids[row * seq..][..batch.valid[row].len()], "{task}");
     }
-    let (shape, bytes) = &expected.tensors["observation.images.camera1"];
+    let (shape, values) = &expected.tensors["observation.images.camera1"];
     let [height, width] = [shape[2], shape[3]];
     let plane = height * width;
-    let pixels =
-        (0..plane).flat_map(|at| (0..3).map(move |channel| bytes[channel * plane + at] as u8)).collect();
+    let byte = |at: usize| (values[at % 3 * plane + at / 3] * 255.0).round() as u8;
+    let pixels = (0..3 * plane).map(byte).collect();
     let input = images.process(Rgb { height, width, pixels }).expect("it is read");
     assert_eq!(input.pixel_values, *batch.pixels[0]);
 }

@@ -15,6 +15,7 @@ use coxswain_task::{
     memory::{Ask, Place},
 };
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::vla_flow::{
     VlaFlow,
@@ -70,29 +71,19 @@ fn built(spec: &RunSpec) -> Result<(Assembly<Flex>, MicroBatch), String> {
 
 #[test]
 fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
-    let (Assembly { objective, layout, mut initial }, batch) = built(&golden()).expect("it is built");
-    let mut trainables = Trainables::<Flex>::new(layout.clone(), initial.clone(), &Default::default());
-    let mut grads = FlatGrads::new(layout.len());
-    let mut losses = Vec::new();
-    for _ in 0..8 {
-        grads.zero();
-        let loss = objective
-            .forward_backward(&trainables, &batch, &mut grads, &mut StageClock::default())
-            .expect("it fits");
-        assert_eq!(loss.valid, 3.0 * 5.0 * 4.0);
-        let without = objective.loss(&trainables, &batch).expect("it fits");
-        assert!((loss.loss_sum - without.loss_sum).abs() < 1e-4 * loss.loss_sum, "{loss:?} {without:?}");
-        losses.push(loss.loss_sum / loss.valid);
-        let step = 0.05 / loss.valid as f32;
-        initial.iter_mut().zip(grads.values_mut().iter()).for_each(|(value, slope)| *value -= step * slope);
-        trainables.set(initial.clone());
-    }
+    let (built, batch) = built(&golden()).expect("it is built");
+    let trainables =
+        Trainables::<Flex>::new(built.layout.clone(), built.initial.clone(), &Default::default());
+    let without = built.objective.loss(&trainables, &batch).expect("it fits");
+    assert_eq!(without.valid, 3.0 * 5.0 * 4.0);
+    let descended = descend(&built, &batch, 0.05, 8);
+    let losses = &descended.0;
+    let off = (losses[0] - without.loss_sum / without.valid).abs();
+    assert!(off < 1e-4 * losses[0], "{losses:?} {without:?}");
     assert!(losses[7] < 0.9 * losses[0], "{losses:?}");
 
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let written = objective.export(dir.path(), &layout, &initial).expect("it is written");
-    assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
-    let out = dir.path().join("policy");
+    let left = hold_left(&built, &descended, |policy| spec(policy, &[]));
+    let out = left.path().join("policy");
     let directory = PolicyDirectory::from_dir(&out).expect("it is read");
     let features = directory.features("input_features").expect("there");
     let names: Vec<_> = features.iter().map(|feature| (&feature.name[..], &feature.shape[..])).collect();
@@ -107,12 +98,39 @@ fn a_run_learns_and_leaves_a_policy_that_another_run_starts_from() {
     assert_eq!(steps[0].config, json!({"rename_map": {CAMERA: "observation.images.camera1"}}));
     let of = directory.statistics("policy_preprocessor.json", "normalizer_processor").expect("there");
     assert_eq!((of["action"].mean.len(), of["observation.state"].std.len()), (4, 4));
-    let (again, batch) = built(&spec(&out, &[])).expect("it is built");
-    let rounded = again.initial.iter().zip(&initial).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
+}
+
+/// A run leaves the policy to which it has descended; another run begins with it, but for bfloat16.
+fn hold_left(
+    built: &Assembly<Flex>,
+    descended: &(Vec<f64>, Vec<f32>),
+    again: impl Fn(&Path) -> RunSpec,
+) -> TempDir {
+    let (losses, trained) = descended;
+    let dir = tempfile::tempdir().expect("a directory for the test");
+    let written = built.objective.export(dir.path(), &built.layout, trained).expect("it is written");
+    assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
+    let (again, batch) = self::built(&again(&dir.path().join("policy"))).expect("it is built");
+    let rounded = again.initial.iter().zip(trained).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
     assert!(rounded, "values are those that were trained, as bfloat16");
     let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
     let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!((loss.loss_sum / loss.valid - losses[7]).abs() < 0.2 * losses[7], "{loss:?} after {losses:?}");
+    let last = losses[losses.len() - 1];
+    assert!((loss.loss_sum / loss.valid - last).abs() < 0.2 * last, "{loss:?} after {losses:?}");
+    dir
+}
+
+/// What a run will take grows with its samples, and its frozen weights are those that it has.
+fn hold_prediction(spec: &RunSpec) -> (Assembly<Flex>, MicroBatch) {
+    let subject = VlaFlow::<Flex>::default().sizes(spec).expect("it is read");
+    let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
+    let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
+    assert!(four.kept > one.kept && one.kept > 0);
+    let (built, batch) = built(spec).expect("it is built");
+    let rows = built.objective.modules(&built.layout);
+    let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
+    assert_eq!(one.of(Category::FrozenWeights), kept);
+    (built, batch)
 }
 
 #[test]

@@ -1,61 +1,13 @@
 //! Runs of GR00T N1.7: values are clamped, noise is at 0, hidden states of whole prompts may be kept, and
 //! its own dropouts are drawn.
 
-use std::fs;
-
 use coxswain_policies::{directory::GROOT, export::PROCESSORS};
-use safetensors::{SafeTensors, tensor::TensorView};
-use tempfile::TempDir;
 
 use super::*;
+use crate::vla_flow::testing::gr00t::{GR00T, policy};
 
-const GR00T: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/gr00t");
 /// As LeRobot calls its step of statistics.
 const PACK: &str = "groot_n1_7_pack_inputs_v1";
-
-fn edited(path: &Path, change: impl Fn(&mut Value)) {
-    let mut json: Value = serde_json::from_slice(&fs::read(path).expect("there")).expect("JSON");
-    change(&mut json);
-    fs::write(path, json.to_string()).expect("written");
-}
-
-/// A directory of the golden policy with weights of some kind, and its base, which drops so much.
-fn policy(dropout: f64) -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    for file in fs::read_dir(Path::new(GR00T).join("policy")).expect("there") {
-        let path = file.expect("listed").path();
-        fs::copy(&path, dir.path().join(path.file_name().expect("a file"))).expect("copied");
-    }
-    let base = dir.path().join("base");
-    fs::create_dir(&base).expect("made");
-    fs::copy(Path::new(GR00T).join("base/config.json"), base.join("config.json")).expect("copied");
-    edited(&base.join("config.json"), |config| {
-        config["state_dropout_prob"] = json!(dropout);
-        for section in ["diffusion_model_cfg", "vl_self_attention_cfg"] {
-            config[section]["dropout"] = json!(dropout);
-        }
-    });
-    edited(&dir.path().join("config.json"), |config| config["base_model_path"] = json!(base));
-    let bytes = fs::read(Path::new(GR00T).join("expected.safetensors")).expect("there");
-    let (_, header) = SafeTensors::read_metadata(&bytes).expect("safetensors");
-    let about = &header.metadata().as_ref().expect("there")["about"];
-    let about: Value = serde_json::from_str(about).expect("JSON");
-    let all = about["tensors"].as_object().expect("names and shapes").iter().map(|(name, shape)| {
-        let shape: Vec<usize> = serde_json::from_value(shape.clone()).expect("a shape");
-        let count: usize = shape.iter().product();
-        let value = |at: usize| match shape.len() {
-            1 if name.ends_with("weight") => 1.0,
-            _ => ((at * 7919 + name.len() * 104_729) % 1000) as f32 / 2000.0 - 0.25,
-        };
-        (name, shape.clone(), (0..count).flat_map(|at| value(at).to_le_bytes()).collect::<Vec<_>>())
-    });
-    let all: Vec<_> = all.collect();
-    let views = all.iter().map(|(name, shape, bytes)| {
-        (name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).expect("its shape"))
-    });
-    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).expect("written");
-    dir
-}
 
 fn of(policy: &Path, changes: &[(&str, Value)]) -> RunSpec {
     let clamped = "min_max_clamped";
@@ -72,23 +24,16 @@ fn a_run_of_gr00t_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let dir = policy(0.0);
     let (built, batch) = built(&of(dir.path(), &[])).expect("it is built");
     assert!(batch.actions.iter().chain(&batch.state).all(|value| value.abs() <= 1.0));
-    let (losses, trained) = descend(&built, &batch, 0.01, 8);
+    let descended = descend(&built, &batch, 0.01, 8);
+    let losses = &descended.0;
     assert!(losses[7] < losses[0], "{losses:?}");
-    let out = tempfile::tempdir().expect("a directory for the test");
-    let written = built.objective.export(out.path(), &built.layout, &trained).expect("it is written");
-    assert!(written.iter().all(|artifact| out.path().join(artifact.path).is_file()));
-    let out = out.path().join("policy");
-    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
+    let left = hold_left(&built, &descended, |policy| of(policy, &[]));
+    let directory = PolicyDirectory::from_dir(&left.path().join("policy")).expect("it is read");
     assert_eq!(directory.kind(), GROOT);
     let kept = directory.kept_by(PROCESSORS[0], PACK).expect("there");
     assert_eq!((kept["action.min"].len(), kept["observation.state.max"].len()), (4, 4));
     let behind = directory.steps(PROCESSORS[1]).expect("there");
     assert_eq!(behind[0].config["env_action_dim"], json!(4));
-    let (again, batch) = self::built(&of(&out, &[])).expect("it is built");
-    assert_eq!(again.initial, trained);
-    let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
-    let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!(loss.loss_sum / loss.valid < losses[7], "{loss:?} after {losses:?}");
 }
 
 #[test]
@@ -119,7 +64,7 @@ fn hidden_states_that_were_kept_have_the_bits_of_live_ones() {
     let again = extractor.frozen().expect("it opens").digest().expect("it is read");
     assert_eq!(frozen, again);
     for (key, value) in [
-        ("model.train", json!([r"language_model\.layers\.2"])),
+        ("model.train", json!([r"language_model\.layers\.1"])),
         ("lora", json!({"rank": 2, "targets": ".*language_model.*q_proj"})),
     ] {
         let both = [("cache.mode", json!("exact")), (key, value)];
@@ -136,14 +81,7 @@ fn what_a_run_of_gr00t_will_take_is_known_before() {
     let lora = json!({"rank": 2, "alpha": 4.0, "targets": targets});
     let exact = [("cache.mode", json!("exact"))];
     for changes in [&[][..], &[("lora", lora)], &exact] {
-        let spec = of(dir.path(), changes);
-        let subject = task.sizes(&spec).expect("it is read");
-        let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
-        assert!(four.kept > one.kept && one.kept > 0);
-        let (built, batch) = built(&spec).expect("it is built");
-        let rows = built.objective.modules(&built.layout);
-        let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-        assert_eq!(one.of(Category::FrozenWeights), kept);
+        let (built, batch) = hold_prediction(&of(dir.path(), changes));
         let (losses, _) = descend(&built, &batch, 0.001, 2);
         assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
     }

@@ -1,10 +1,7 @@
 //! Runs of pi0.5: its prompts tell the state, its values are normalised by quantiles, and its loss counts the
 //! steps that an episode does not have. And of pi0, whose state is a token.
 
-use std::fs;
-
 use coxswain_policies::{PolicyKind, directory::PI0, export::PROCESSORS};
-use safetensors::{SafeTensors, tensor::TensorView};
 
 use super::*;
 
@@ -25,94 +22,27 @@ fn of_golden(changes: &[(&str, Value)]) -> RunSpec {
 #[test]
 fn a_run_of_pi05_learns_and_leaves_a_policy_that_another_run_starts_from() {
     let (built, batch) = built(&of_golden(&[])).expect("it is built");
-    let (losses, trained) = descend(&built, &batch, 0.02, 8);
+    let descended = descend(&built, &batch, 0.02, 8);
+    let losses = &descended.0;
     assert!(losses[7] < losses[0], "{losses:?}");
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let written = built.objective.export(dir.path(), &built.layout, &trained).expect("it is written");
-    assert!(written.iter().all(|artifact| dir.path().join(artifact.path).is_file()));
-    let out = dir.path().join("policy");
-    let directory = PolicyDirectory::from_dir(&out).expect("it is read");
+    let left = hold_left(&built, &descended, |policy| pi05(policy, &[]));
+    let directory = PolicyDirectory::from_dir(&left.path().join("policy")).expect("it is read");
     let kept = directory.kept_by(PROCESSORS[0], "normalizer_processor").expect("there");
     assert_eq!((kept["action.q01"].len(), kept["observation.state.q99"].len()), (4, 4));
-    let (again, batch) = self::built(&pi05(&out, &[])).expect("it is built");
-    let rounded = again.initial.iter().zip(&trained).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
-    assert!(rounded, "values are those that were trained, as bfloat16");
-    let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
-    let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!((loss.loss_sum / loss.valid - losses[7]).abs() < 0.2 * losses[7], "{loss:?} after {losses:?}");
-}
-
-/// A policy of type pi0 with the weights of the golden one of pi0.5, and others where it has none.
-fn pi0(dir: &Path) -> RunSpec {
-    let golden = Path::new(PI05).with_file_name("pi0").join("policy");
-    for file in ["config.json", PROCESSORS[0], PROCESSORS[1]] {
-        fs::copy(golden.join(file), dir.join(file)).expect("copied");
-    }
-    let statistics =
-        Path::new(PI05).join("policy/policy_preprocessor_step_3_normalizer_processor.safetensors");
-    for name in ["preprocessor_step_6_normalizer", "postprocessor_step_0_unnormalizer"] {
-        fs::copy(&statistics, dir.join(format!("policy_{name}_processor.safetensors"))).expect("copied");
-    }
-    let bytes = fs::read(Path::new(PI05).join("policy/model.safetensors")).expect("there");
-    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let shared = file.tensors().into_iter().filter(|(name, _)| !name.contains(".dense."));
-    let mut tensors: Vec<_> = shared
-        .map(|(name, view)| {
-            (name.replace("time_mlp", "action_time_mlp"), view.shape().to_vec(), view.data().to_vec())
-        })
-        .filter(|(name, ..)| !name.contains("time_mlp_in.weight"))
-        .collect();
-    let norms = (0..3).flat_map(|layer| {
-        ["input", "post_attention"].map(|norm| format!("layers.{layer}.{norm}_layernorm.weight"))
-    });
-    let norms = norms.chain(["norm.weight".into()]);
-    let norms =
-        norms.map(|name| (format!("model.paligemma_with_expert.gemma_expert.model.{name}"), vec![12]));
-    let linears = [
-        ("model.state_proj.weight", vec![12, 32]),
-        ("model.state_proj.bias", vec![12]),
-        ("model.action_time_mlp_in.weight", vec![12, 24]),
-    ];
-    for (name, shape) in norms.chain(linears.map(|(name, shape)| (name.to_owned(), shape))) {
-        let count: usize = shape.iter().product();
-        // 0.1 and -0.1, as bfloat16.
-        let bytes = (0..count).flat_map(|at| [0xcd, if at % 3 == 0 { 0xbd } else { 0x3d }]).collect();
-        tensors.push((name, shape, bytes));
-    }
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name, TensorView::new(safetensors::Dtype::BF16, shape.clone(), bytes).expect("its shape"))
-    });
-    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("written");
-    pi05(dir, &[("data.normalization", json!({"state": "mean_std", "action": "mean_std"}))])
 }
 
 #[test]
 fn a_run_of_pi0_is_planned_learns_and_leaves_a_policy_that_another_run_starts_from() {
-    let dir = tempfile::tempdir().expect("a directory for the test");
-    let spec = pi0(dir.path());
-    let directory = PolicyDirectory::from_dir(dir.path()).expect("it is read");
+    let golden = Path::new(PI05).with_file_name("pi0").join("policy");
+    let other = [("data.normalization", json!({"state": "mean_std", "action": "mean_std"}))];
+    let directory = PolicyDirectory::from_dir(&golden).expect("it is read");
     assert_eq!(directory.kind(), PI0);
     assert_eq!(PolicyKind::from_directory(&directory).expect("it is read").class()[1], "PI0Policy");
-    let task = VlaFlow::<Flex>::default();
-    let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    let subject = task.sizes(&spec).expect("it is read");
-    let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
-    assert!(four.kept > one.kept && one.kept > 0);
-    let (built, batch) = built(&spec).expect("it is built");
-    let rows = built.objective.modules(&built.layout);
-    let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-    assert_eq!(one.of(Category::FrozenWeights), kept);
-    let (losses, trained) = descend(&built, &batch, 0.02, 8);
+    let (built, batch) = hold_prediction(&pi05(&golden, &other));
+    let descended = descend(&built, &batch, 0.02, 8);
+    let losses = &descended.0;
     assert!(losses[7] < losses[0], "{losses:?}");
-    let out = tempfile::tempdir().expect("a directory for the test");
-    built.objective.export(out.path(), &built.layout, &trained).expect("it is written");
-    let other = [("data.normalization", json!({"state": "mean_std", "action": "mean_std"}))];
-    let (again, batch) = self::built(&pi05(&out.path().join("policy"), &other)).expect("it is built");
-    let rounded = again.initial.iter().zip(&trained).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
-    assert!(rounded, "values are those that were trained, as bfloat16");
-    let trainables = Trainables::<Flex>::new(again.layout, again.initial, &Default::default());
-    let loss = again.objective.loss(&trainables, &batch).expect("it fits");
-    assert!((loss.loss_sum / loss.valid - losses[7]).abs() < 0.2 * losses[7], "{loss:?} after {losses:?}");
+    hold_left(&built, &descended, |policy| pi05(policy, &other));
 }
 
 #[test]
@@ -140,18 +70,9 @@ fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
 
 #[test]
 fn what_a_run_of_pi05_will_take_is_known_before_and_other_settings_are_refused() {
-    let task = VlaFlow::<Flex>::default();
     let lora = json!({"rank": 2, "alpha": 4.0, "targets": ".*(language_model|gemma_expert.model).*_proj"});
-    let ask = |micro_batch| Ask { micro_batch, world: 1, rank: 0, place: Place::Host { threads: 1 } };
-    for spec in [of_golden(&[]), of_golden(&[("lora", lora)])] {
-        let subject = task.sizes(&spec).expect("it is read");
-        let [one, four] = [1, 4].map(|samples| subject.predict(ask(samples)));
-        assert!(four.kept > one.kept && one.kept > 0);
-        let (built, _) = built(&spec).expect("it is built");
-        let rows = built.objective.modules(&built.layout);
-        let kept: u64 = rows.iter().filter(|row| !row.trains).map(|row| row.bytes).sum();
-        assert_eq!(one.of(Category::FrozenWeights), kept);
-    }
+    hold_prediction(&of_golden(&[]));
+    hold_prediction(&of_golden(&[("lora", lora)]));
     for (key, value) in [
         ("data.normalization", json!({"state": "mean_std", "action": "quantiles"})),
         ("data.horizon", json!(4)),

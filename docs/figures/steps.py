@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws twenty losses of LeRobot's and ours, of a policy that learns, and those of the policy as it was:
+"""Draws twenty losses of LeRobot's and ours, of a golden policy that learns, and those of the policy as it was:
 
-cargo test --workspace --test smolvla -- --nocapture twenty | docs/figures/smolvla.py > docs/figures/smolvla-steps.svg
+cargo test --workspace --test lerobot -- --nocapture | docs/figures/steps.py smolvla > docs/figures/smolvla-steps.svg
 """
 
 import json
@@ -10,7 +10,8 @@ import re
 import struct
 import sys
 
-STEPS = os.path.join(os.path.dirname(__file__), "../../integration-tests/fixtures/golden/smolvla/steps.safetensors")
+CASE = sys.argv[1]
+STEPS = os.path.join(os.path.dirname(__file__), f"../../integration-tests/fixtures/golden/{CASE}/steps.safetensors")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 240, 44, 12, 30, 34
 
 
@@ -22,7 +23,7 @@ def losses(name):
 
 
 def main():
-    ours = [float(loss) for loss in re.findall(r"^faster \d+: ([\d.]+)", sys.stdin.read(), re.M)]
+    ours = [float(loss) for loss in re.findall(rf"^{CASE} faster \d+: ([\d.]+)", sys.stdin.read(), re.M)]
     there, untrained = losses("faster"), losses("untrained")
     assert len(ours) == len(there), "the test's output is to be piped in"
     top = int(max(untrained)) + 1
