@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Its golden case.
+/// The golden case.
 pub const GR00T: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../integration-tests/fixtures/golden/gr00t-widowx");
 

@@ -31,7 +31,7 @@ fn spec(data: &Path) -> RunSpec {
     spec
 }
 
-/// The same from a policy of type `groot`, which knows the cameras by their names.
+/// A run of a policy of type `groot`, which knows the cameras by their names.
 fn gr00t_spec(data: &Path, policy: &Path) -> RunSpec {
     let mut spec = spec(data);
     let mut vla = spec.vla_mut();
