@@ -10,10 +10,10 @@
 //! ```
 //!
 //! What is given to such a stream by the thread that gives cubecl's orders, in its turn, comes after every
-//! kernel that it was given before and before every later one, as a kernel of cubecl's own would. Events of
-//! ours between streams did the same for 20 us a product (H200, 2026-11-29).
+//! kernel that it was given before and before every later one, as a kernel of cubecl's own would.
 //!
-//! What it does not do: make streams, or wait for them.
+//! What it does not do: make streams, or wait for them. Finding one asks cubecl for its pending errors, which
+//! are lost: it happens before a stream's first product.
 //!
 //! All `unsafe` of this module is in this file: C calls it, and it calls C.
 

@@ -1,5 +1,5 @@
-//! A low-rank update by the registered library, on tensor cores: where what is reduced is of half precision,
-//! or what is raised onto is.
+//! A low-rank update by the registered library, on tensor cores: where the input that is reduced, or the
+//! product that is raised onto, is of half precision.
 //!
 //! ```text
 //! stacked   the matrices of all updates, rounded as autocast rounds them, one behind the other: one kernel
@@ -7,7 +7,8 @@
 //! raised    y += (x m) m': likewise
 //! ```
 //!
-//! Sums are float32. On an H200 the kernels beside this file took 58 to 154 us for what takes 10 to 50 so.
+//! Sums are float32. On an H200 the kernels beside this file took 58 to 154 us for what should take 10 to 50
+//! so, by arithmetic: it has not been timed on a GPU.
 //!
 //! What it does not do: finish a product; multiply where there is no library.
 
