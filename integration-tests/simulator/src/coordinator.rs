@@ -297,7 +297,7 @@ impl World {
                 if let Some(launcher) = self.coordinator.launchers.remove(&stream) {
                     self.deliver(Event::NodeLineClosed(launcher, stream));
                 }
-                if std::mem::take(&mut self.nodes[node].cut) {
+                if self.nodes[node].is_there() {
                     let delay = self.in_order(stream);
                     self.lose_line(caller, stream, delay);
                 }

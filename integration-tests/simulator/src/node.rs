@@ -49,8 +49,6 @@ pub struct Node {
     line: Option<StreamId>,
     /// It is stopped until then.
     frozen_until: Duration,
-    /// Line was closed for that, and it is to hear of it.
-    pub cut: bool,
     /// What has reached it meanwhile.
     deferred: Vec<ToNode>,
     /// The newest respawn of each slot.
@@ -77,7 +75,6 @@ impl Node {
             before: 0,
             line: None,
             frozen_until: Duration::ZERO,
-            cut: false,
             deferred: Vec::new(),
             attempts: BTreeMap::new(),
             drained: None,
@@ -179,15 +176,14 @@ impl World {
         self.after(for_time, Happening::Launch(node));
     }
 
-    /// A launcher is stopped. The server closes its line, for it owes a sign of life; when it goes on it
-    /// hears of that, and of whatever has come meanwhile.
+    /// A launcher is stopped. The server closes its lines, for they owe a sign of life; when it goes on it
+    /// hears of each, and of whatever has come meanwhile.
     pub fn freeze_launcher(&mut self, node: usize, until: Duration) {
         let launcher = &mut self.nodes[node];
         if !launcher.alive {
             return;
         }
         launcher.frozen_until = launcher.frozen_until.max(until);
-        launcher.cut = true;
         self.close_streams(|caller| matches!(caller, Caller::Node(of, _) if of == node));
         self.after(until - self.now, Happening::ThawLauncher(node));
     }
