@@ -15,7 +15,7 @@ use crate::core::{
 pub fn why(why: &Cause) -> String {
     match why {
         Cause::First => "the first one".into(),
-        Cause::Schedule => "every cached phase has its own".into(),
+        Cause::Schedule => "each cached phase begins with a new one".into(),
         Cause::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Cause::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
         Cause::Unmeasured => "the old version's drift was not measured".into(),
