@@ -29,9 +29,11 @@ pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!("live steps from step {step} on; cached features of version {kept} are not used")
+            format!(
+                "steps are live from step {step} on: they compute features, and version {kept} is not used"
+            )
         }
-        CacheNews::Live(step, None) => format!("live steps from step {step} on"),
+        CacheNews::Live(step, None) => format!("steps are live from step {step} on: they compute features"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
         CacheNews::Reported(entry, _) => complete(entry),
         CacheNews::Drift(entry) => drift(entry),
