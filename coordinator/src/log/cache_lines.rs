@@ -29,9 +29,7 @@ pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!(
-                "steps are live from step {step} on: they compute features, and version {kept} is not used"
-            )
+            format!("steps are live from step {step} on: they compute features; version {kept} is not used")
         }
         CacheNews::Live(step, None) => format!("steps are live from step {step} on: they compute features"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),

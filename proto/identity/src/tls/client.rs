@@ -129,9 +129,7 @@ fn handshake(place: &str, error: Error) -> IdentityError {
                     format!("{problem}; check the clocks")
                 }
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                    format!(
-                        "{problem}; use one of its names as the address, or issue a certificate for this name"
-                    )
+                    format!("{problem}; use one of its names, or issue a certificate for this name")
                 }
                 other => other.to_string(),
             };
