@@ -87,7 +87,7 @@ where
                     match places.clone().try_acquire_owned() {
                         Ok(place) => break place,
                         Err(_) => {
-                            tell_once_a_minute(&mut told, "the maximum is open");
+                            tell_once_a_minute(&mut told, "the maximum number is open");
                             standings.make_room(ACCEPT_PAUSE).await;
                         }
                     }

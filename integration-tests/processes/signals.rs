@@ -121,8 +121,8 @@ fn a_coordinator_whose_disk_fails_for_a_moment_is_started_until_it_lives() {
     std::fs::create_dir(&run_file).expect("a directory");
     let coordinator = coordinator_of(running.pid()).expect("it lives");
     signal(coordinator, Signal::SIGKILL);
-    running.wait_for("(exit code 1) and is started again in 1 s (2 of 5");
-    running.wait_for("(exit code 1) and is started again in 2 s (3 of 5");
+    running.wait_for("(exit code 1) and is started again in 1 s (restart 2 of at most 5");
+    running.wait_for("(exit code 1) and is started again in 2 s (restart 3 of at most 5");
     std::fs::remove_dir(&run_file).expect("a directory");
     wait_for_coordinator(running.pid(), coordinator);
     held.release();

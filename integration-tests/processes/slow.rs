@@ -14,7 +14,7 @@ fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_k
     let lines: Vec<&str> = printed.lines().collect();
     let place = |text: &str| lines.iter().position(|line| line.contains(text));
     let named = place("rank 1 is slow: ").unwrap_or_else(|| panic!("{printed}"));
-    assert!(lines[named].contains("most of it in data"), "{}", lines[named]);
+    assert!(lines[named].contains("mostly in data"), "{}", lines[named]);
     let twenty = place("28/60").unwrap_or_else(|| panic!("{printed}"));
     assert!(named < twenty, "step 27 is the twentieth that is slow: {printed}");
     assert!(place("rank 1 is no longer slow").is_some_and(|well| well > named), "{printed}");

@@ -253,7 +253,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
         let (well, printed) = stage("configs/vla-stage1.yaml", &run, &[&path(place), "train.steps=4"]);
         let told = format!("model.path {}: apparently not the pretrained model", place.display());
         assert!(!well && printed.contains(&told), "{printed}");
-        assert!(printed.contains(&format!("before, in \"{}\"", moved.display())), "{printed}");
+        assert!(printed.contains(&format!("(\"{}\")", moved.display())), "{printed}");
         assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
     }
     for command in ["eval", "export"] {

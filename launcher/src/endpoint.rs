@@ -47,7 +47,7 @@ use crate::{
 #[derive(Args, Clone, Debug, Default)]
 pub struct Target {
     /// Coordinator's HOST:PORT; with http:// never TLS, with https:// always TLS [env:
-    /// COX_COORDINATOR] [default: the newest run below runs/]
+    /// COX_COORDINATOR] [default: the newest active run in runs/]
     #[arg(long, value_name = "HOST:PORT")]
     pub endpoint: Option<String>,
     /// Output directory of the run

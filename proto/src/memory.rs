@@ -108,12 +108,12 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// What the prediction rests on: `from sizes alone`, `with 3 earlier runs`.
+    /// What the prediction rests on: `from sizes alone`, `from 3 earlier runs`.
     pub fn basis(&self) -> String {
         match self.runs {
             0 => "from sizes alone".to_owned(),
-            1 => "with 1 earlier run".to_owned(),
-            runs => format!("with {runs} earlier runs"),
+            1 => "from 1 earlier run".to_owned(),
+            runs => format!("from {runs} earlier runs"),
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
                 "frozen weights                  3.0 GiB     2.0 GiB   +50.0 %",
                 "input                           3.0 GiB           -         -",
                 "cache                           3.0 GiB    20.0 MiB     154 x",
-                "peak, with 12 earlier runs     98.0 MiB   100.0 MiB    -2.0 %",
+                "peak, from 12 earlier runs     98.0 MiB   100.0 MiB    -2.0 %",
             ]
         );
         assert!(table.iter().all(|line| line.len() <= 62));

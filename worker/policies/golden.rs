@@ -68,7 +68,7 @@ pub(crate) struct TunedGolden<'g> {
 }
 
 impl GoldenPolicy {
-    /// That of this name.
+    /// A golden policy by its name.
     pub fn new(name: &str, backbone: &str) -> Self {
         let at = Path::new(GOLDEN).join(name);
         let (tensors, about) = golden_at(&at.join("expected.safetensors"));

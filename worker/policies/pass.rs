@@ -112,7 +112,7 @@ pub(crate) fn run_through<B: Tape<Base = B>>(
     if inputs.has("action") || inputs.has("time") {
         pass.loss(&batch, gradients, &mut results)?;
     } else if gradients {
-        return Err(inputs.wrong("action", "missing; gradients are those of its loss".into()));
+        return Err(inputs.wrong("action", "missing; --gradients needs it to compute the loss".into()));
     }
     results.write(out)
 }

@@ -21,7 +21,7 @@ impl Holdout {
         let training = Arc::new(training(count, every));
         if training.is_empty() {
             let found = format!("{count} {one}s, of which none is left to train on");
-            let remedy = format!("{remedy}, and at least two where data.holdout_every holds one out");
+            let remedy = format!("{remedy}; at least two with data.holdout_every");
             return Err(DataError::invalid(path, "(samples)", found, remedy));
         }
         Ok(Self { count, every, training, left_out: BTreeSet::new() })

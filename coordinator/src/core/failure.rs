@@ -88,7 +88,7 @@ impl fmt::Display for Failure {
         match self.phase.is_before_steps() {
             true => write!(f, ", {}", self.phase)?,
             false if matches!(self.kind, CauseKind::WorkerLost | CauseKind::KilledForMemory) => {
-                write!(f, ", last heard of in {} of step {}", self.phase, self.step)?;
+                write!(f, ", last heard of in phase {} of step {}", self.phase, self.step)?;
             }
             false => write!(f, ", {} of step {}", self.phase, self.step)?,
         }
@@ -233,7 +233,7 @@ mod tests {
             Failure { slot: Some(Slot(1)), host: "node-b".into(), phase, step, ..of_run }.to_string()
         };
         assert_eq!(told(CauseKind::Numeric), "rank 1 on node-b, forward of step 12: why");
-        let lost = "rank 1 on node-b, last heard of in forward of step 12: why";
+        let lost = "rank 1 on node-b, last heard of in phase forward of step 12: why";
         assert_eq!(told(CauseKind::WorkerLost), lost);
     }
 }

@@ -138,7 +138,7 @@ impl fmt::Display for Reason {
                 }
             }
             Self::Started { generation, first_step, source } => {
-                write!(f, "generation {generation} starts at step {first_step} ({source})")
+                write!(f, "generation {generation} starts at step {first_step} (state: {source})")
             }
             Self::Recalled { generation, committed } => {
                 write!(

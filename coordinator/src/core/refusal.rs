@@ -102,7 +102,7 @@ pub enum Refusal {
     },
     /// Workers see different data.
     #[error(
-        "rank {slot} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
+        "rank {slot} sees {theirs}, but {witness} sees {ours}: data.path must hold the same data set on every node"
     )]
     OtherDataSet {
         /// The caller.
@@ -163,8 +163,8 @@ pub enum Refusal {
     NotPlanned,
     /// A new generation that would not be used.
     #[error(
-        "no cached step is left to rebuild the cache for: steps below {leased} are already leased, and \
-         later steps are live"
+        "a rebuilt cache would not be used: steps below {leased} are already assigned to ranks, and later \
+         steps compute their features"
     )]
     NoCachedStep {
         /// Steps below this one are leased.

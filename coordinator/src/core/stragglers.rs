@@ -81,15 +81,14 @@ pub struct Slowness {
     pub excess: f64,
 }
 
-/// `1.31 times the time of the other ranks in the last 20 steps, most of it in data (+ 120 ms a step)`.
+/// `1.31 times the time of the other ranks in the last 20 steps (+ 120 ms a step, mostly in data)`.
 impl fmt::Display for Slowness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { part, factor, excess } = self;
         let ms = 1e3 * excess;
         write!(
             f,
-            "{factor:.2} times the time of the other ranks in the last {WINDOW} steps (+ {ms:.0} ms a step), most of it \
-             in {part}"
+            "{factor:.2} times the time of the other ranks in the last {WINDOW} steps (+ {ms:.0} ms a step, mostly in {part})"
         )
     }
 }

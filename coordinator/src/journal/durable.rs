@@ -318,7 +318,7 @@ pub(super) fn open_whole(place: &Location) -> Result<(Database, Contents), Journ
             tracing::warn!(
                 target: "coxswain::run",
                 directory = %directory.display(),
-                "the previous coordinator was killed or crashed: its journal continues after the last complete record"
+                "the previous coordinator was killed or crashed: continuing from the last complete record of its journal"
             );
         }
         let read = database.begin_read().map_err(|error| store("read", error.to_string()))?;

@@ -15,7 +15,7 @@ use crate::core::{
 pub fn why(why: &Cause) -> String {
     match why {
         Cause::First => "the first one".into(),
-        Cause::Schedule => "every cached phase has its own".into(),
+        Cause::Schedule => "each cached phase begins with a new one".into(),
         Cause::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Cause::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
         Cause::Unmeasured => "the old version's drift was not measured".into(),
@@ -29,9 +29,9 @@ pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!("live steps from step {step} on; cached features of version {kept} are not used")
+            format!("steps are live from step {step} on: they compute features; version {kept} is not used")
         }
-        CacheNews::Live(step, None) => format!("live steps from step {step} on"),
+        CacheNews::Live(step, None) => format!("steps are live from step {step} on: they compute features"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
         CacheNews::Reported(entry, _) => complete(entry),
         CacheNews::Drift(entry) => drift(entry),

@@ -5,7 +5,7 @@
 //! 14:03:44  workers rank 1 joined from node-b (process 4711, cpu) (2 of 2)
 //! 14:03:44  run     starting: generation 1 is complete and starts at step 0
 //! 14:03:45  step      1/400  epoch 0  loss 0.81230  grad 1.2500  lr 1.00e-4 ...
-//! 14:03:52  fail    warning: lost: rank 1 on node-b, last heard of in forward of step 12: its process ...
+//! 14:03:52  fail    warning: lost: rank 1 on node-b, last heard of in phase forward of step 12: killed
 //! ```
 //!
 //! What a message brings from elsewhere cannot pass for a line of ours, nor do anything to the terminal:

@@ -38,7 +38,7 @@ pub fn step(step: &CommittedStep) -> String {
     line
 }
 
-/// `  12/400  epoch 0  left out: its loss is not finite in two attempts (sample 17)`.
+/// `  12/400  epoch 0  left out: its loss was not finite in either of two attempts (sample 17)`.
 pub fn skipped(step: &CommittedStep, why: &Skip) -> String {
     let total = step.total_steps.to_string();
     let width = total.len();

@@ -65,7 +65,7 @@ impl Log {
             News::Phase(phase, reason) => self.phase(*phase, reason),
             News::Member { generation, present, world, change } => {
                 let generation = generation.0;
-                let line = format!("{change} ({present} of {world})");
+                let line = format!("{change} ({present} of {world} workers)");
                 let detail =
                     matches!(change, MemberChange::LineClosed { .. } | MemberChange::LineOpened { .. });
                 let stands_in = matches!(change, MemberChange::StandsIn { .. });

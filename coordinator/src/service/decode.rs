@@ -371,7 +371,7 @@ fn failure(wire: v1::Failure) -> FieldResult<Failure> {
             | v1::FailureKind::Rendezvous
             | v1::FailureKind::NoProgress,
         ) => {
-            return Err(FieldError::new("kind", "is decided by the coordinator"));
+            return Err(FieldError::new("kind", "is set by the coordinator alone"));
         }
         Ok(v1::FailureKind::Unspecified) | Err(_) => return Err(unknown("kind", wire.kind)),
     };
@@ -420,7 +420,7 @@ fn phase(field: &str, wire: i32) -> FieldResult<WorkerPhase> {
         Ok(Wire::Evaluation) => WorkerPhase::Evaluation,
         Ok(Wire::Paused) => WorkerPhase::Paused,
         Ok(Wire::Done) => WorkerPhase::Done,
-        Ok(Wire::Starting) => return Err(FieldError::new(field, "is decided by the coordinator")),
+        Ok(Wire::Starting) => return Err(FieldError::new(field, "is set by the coordinator alone")),
         Ok(Wire::Unspecified) | Err(_) => return Err(unknown(field, wire)),
     })
 }

@@ -64,7 +64,7 @@ pub fn short_name(field: &str, name: String) -> FieldResult<String> {
 fn up_to(most: usize, field: &str, name: String) -> FieldResult<String> {
     match name.len() <= most {
         true => Ok(escaped(&name).into_owned()),
-        false => Err(FieldError::new(field, format!("has {} bytes; {most} are allowed", name.len()))),
+        false => Err(FieldError::new(field, format!("has {} bytes; at most {most} are allowed", name.len()))),
     }
 }
 
@@ -72,7 +72,7 @@ fn up_to(most: usize, field: &str, name: String) -> FieldResult<String> {
 pub fn at_most(most: usize, field: &str, found: usize) -> FieldResult<()> {
     match found <= most {
         true => Ok(()),
-        false => Err(FieldError::new(field, format!("{found} of them; {most} are allowed"))),
+        false => Err(FieldError::new(field, format!("{found} of them; at most {most} are allowed"))),
     }
 }
 

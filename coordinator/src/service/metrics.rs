@@ -118,7 +118,7 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
     )?;
     sheet.gauge(
         "generation",
-        "Number of the membership; grows with each change",
+        "Number of the generation; grows with each change of workers",
         None,
         status.generation.0 as f64,
     )?;
@@ -159,7 +159,7 @@ fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     sheet.gauge("loss", "Mean loss of a valid element", None, step.totals.loss())?;
     sheet.gauge("grad_norm", "Norm of the global gradient, before clipping", None, step.totals.grad_norm)?;
     if let Some(rate) = step.learning_rate() {
-        sheet.gauge("learning_rate", "Highest rate of all parameter groups", None, rate)?;
+        sheet.gauge("learning_rate", "Highest learning rate of all parameter groups", None, rate)?;
     }
     sheet.gauge("samples_per_second", "Samples a second over all ranks", None, step.samples_per_second())?;
     sheet.gauge("tokens_per_second", "Tokens a second over all ranks", None, step.tokens_per_second())?;
@@ -201,7 +201,7 @@ fn figures<'m>(sheet: &mut Sheet<'_>, metrics: impl Iterator<Item = &'m Metric>)
         let rows = members.into_iter().map(|metric| ([("of", metric.suffix())], metric.value));
         sheet.family(
             &name,
-            "As reported by the task: of the last step, or of the newest evaluation on held-out samples",
+            "Figures of the task, from the last step or from the newest evaluation on held-out samples",
             None,
             rows,
         )?;

@@ -107,7 +107,8 @@ const VAGUE: [&str; 5] = ["of", "open", "read", "report", "take"];
 /// So many types of a crate may have a function of such a name. Those of traits do not count.
 const MOST_OF_A_NAME: usize = 3;
 /// Beginnings of doc comments that make one read backwards, or look for what is spoken of.
-const BACKWARDS: [&str; 6] = ["As above", "Its ", "Likewise", "Of ", "The same", "Their "];
+const BACKWARDS: [&str; 9] =
+    ["As above", "By which", "Its ", "Likewise", "Of ", "That ", "The same", "Their ", "Those "];
 /// Participles without "ed", adverbs and pronouns: they say what happened to a thing, or where it stands, and
 /// not what it is. Gerunds are nouns.
 #[rustfmt::skip]

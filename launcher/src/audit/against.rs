@@ -171,7 +171,7 @@ impl RowComparison<'_> {
             if witnessed.epoch != row.epoch {
                 self.differs(
                     Some(line),
-                    format!("taken in epoch {}, committed in epoch {}", witnessed.epoch, row.epoch),
+                    format!("consumed in epoch {}, but committed in epoch {}", witnessed.epoch, row.epoch),
                 );
             }
             if witnessed.skipped != cause {
@@ -181,7 +181,7 @@ impl RowComparison<'_> {
             }
             if witnessed.totals != first.witnessed.totals {
                 let other = first.witnessed.rank;
-                self.differs(Some(line), format!("its totals are not those of rank {other}"));
+                self.differs(Some(line), format!("its totals differ from those of rank {other}"));
             }
             if !witnessed.strangers.is_empty() {
                 let told = format!(
@@ -199,7 +199,7 @@ impl RowComparison<'_> {
         let loss = first.witnessed.loss();
         // 0 where the coordinator had no report of it.
         if cause.is_none() && row.loss != 0.0 && (row.loss - loss).abs() > 1e-9 * loss.abs() {
-            self.differs(Some(first), format!("its loss is {loss}, the ledger's {}", row.loss));
+            self.differs(Some(first), format!("its loss is {loss}, but the ledger has {}", row.loss));
         }
         if cause.is_none() {
             self.samples(&absent);
@@ -219,7 +219,7 @@ impl RowComparison<'_> {
         if (row.epoch, hull(row)) != due {
             let (epoch, positions) = due;
             let told = format!(
-                "the ledger records {} of epoch {}, but planned were {} of epoch {epoch}",
+                "the ledger records {} of epoch {}, but the plan has {} of epoch {epoch}",
                 listed(&[hull(row)]),
                 row.epoch,
                 listed(&[positions])
@@ -236,7 +236,7 @@ impl RowComparison<'_> {
                 self.differs(
                     Some(line),
                     format!(
-                        "taken by rank {} of {}, the world has {world}",
+                        "consumed by rank {} of {}, but the world has {world} ranks",
                         line.witnessed.rank, line.witnessed.world
                     ),
                 );

@@ -221,9 +221,9 @@ fn same_data(before: Option<PriorRun<'_>>, spec: &RunSpec, samples: &dyn Samples
     }
     let counted = training_samples.map(|samples| format!(", {samples} training samples"));
     Err(CliError::bad_input(format!(
-        "data.path {}: not the data set that this run has trained on: fingerprint {}, {} training samples here; \
-             {}{} in {} before. Name the data set that the run began with (it may have been moved); or \
-             give the run another run.output_dir; or start over in this one with train.resume=false",
+        "data.path {}: not the data set that this run has trained on: it has fingerprint {} and {} training samples; \
+             the run's had {}{} (data.path {}). Name that data set, which may have been moved, or give this run \
+             another run.output_dir. To start over in this one, set train.resume=false",
         spec.data.path,
         short(&found),
         samples.epoch_len(),
@@ -244,9 +244,9 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), CliError> {
         None => "no digest".to_owned(),
     };
     Err(CliError::bad_input(format!(
-        "{} {}: apparently not the pretrained model that this run began with: {} here; {} before, in \
-             {}. Name the model that the run began with (it may have been moved if it has a digest); or give the run another \
-             run.output_dir; or, to start over in this one, remove {}/coordinator and set train.resume=false",
+        "{} {}: apparently not the pretrained model that this run began with: it has {}; the run's had {} \
+             ({}). Name that model, which may have been moved if it has a digest, or give this run another \
+             run.output_dir. To start over in this one, remove {}/coordinator and set train.resume=false",
         here.key,
         here.path,
         named(spec),

@@ -22,7 +22,7 @@ pub struct AuditArgs {
     /// Output directory of a run, active or finished
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
-    /// Compare with the ranks' own records, in RUN_DIR/witness of a run with COX_WITNESS=1
+    /// Compare with the ranks' own records: RUN_DIR/witness, if the run had COX_WITNESS=1; repeatable
     #[arg(long, value_name = "DIR")]
     against: Vec<PathBuf>,
     /// Print one JSON object

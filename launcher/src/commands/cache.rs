@@ -25,7 +25,7 @@ pub enum CacheCommand {
 /// Which store, and how to answer.
 #[derive(Args, Debug)]
 pub struct StoreArgs {
-    /// Feature cache (`cache.dir`), or the output directory of a run with its own
+    /// Feature cache (`cache.dir`), or the output directory of a run that has its cache there
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
     /// Print one JSON object instead of text

@@ -238,9 +238,9 @@ impl CoordinatorArgs {
 /// Why nothing happens.
 fn waiting(directory: &Path, patience: Duration) -> String {
     format!(
-        "the journal in {} is on a network file system and locked: by a coordinator of this run on \
-         another machine, or by one whose machine is lost and whose lock the server still keeps (90 s \
-         with NFSv4); waiting for up to {} s",
+        "the journal in {} is on a network file system and locked; waiting for up to {} s. Either a \
+         coordinator of this run is on another machine, or its machine is lost and the server still keeps \
+         the lock (90 s with NFSv4)",
         directory.display(),
         patience.as_secs()
     )

@@ -18,8 +18,8 @@ pub struct EvalArgs {
     /// Output directory of a run
     #[arg(value_name = "RUN_DIR")]
     run_dir: PathBuf,
-    /// Overrides of the run as it was trained, such as data.path=... if the data have moved; eval.samples=0
-    /// evaluates none
+    /// Overrides of the run as it was trained, such as data.path=... if the data have moved, or
+    /// eval.samples=N
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Evaluate the weights' moving average (optimizer.ema_decay)

@@ -56,8 +56,8 @@ pub struct GenerateArgs {
     /// Device: auto, cpu or cuda [default: launch.device]
     #[arg(long, value_name = "auto|cpu|cuda")]
     device: Option<DeviceChoice>,
-    /// Print one JSON object a line: prompt, text, ids, ended for each answer; audio, written for each
-    /// recording
+    /// Print one JSON object a line, with keys prompt, text, ids and ended for an answer, or audio and
+    /// written for a recording
     #[arg(long)]
     json: bool,
 }

@@ -63,7 +63,7 @@ pub struct RunArgs {
     pub(super) spec: SpecArgs,
     #[command(flatten)]
     launch: LaunchFlags,
-    /// Set an unreadable journal aside, and continue from the newest checkpoint with a new one
+    /// Set an unreadable journal aside, and continue from the newest checkpoint with a new journal
     #[arg(long)]
     new_journal: bool,
     #[command(flatten)]

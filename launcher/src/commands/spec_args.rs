@@ -152,7 +152,7 @@ fn refuse_other_model(run_dir: &Path, trained: &RunSpec, spec: &RunSpec) -> Outc
     let differences = document::differences(trained, spec);
     match differences.iter().find(|of| !of.may_change() && is_other(&of.key)) {
         Some(other) => Err(CliError::usage(format!(
-            "{}: its weights are those of a run with another {other}; leave the override out",
+            "{}: its weights were trained with another {other}; leave the override out",
             run_dir.display()
         ))),
         None => Ok(()),

@@ -37,7 +37,7 @@ pub struct LaunchFlags {
     /// `last_call_timeout=SECONDS` (then wait for up to MAX)
     #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,..")]
     pub rdzv_conf: Option<String>,
-    /// `c10d` or `static`; accepted for torchrun's sake and ignored: the coordinator is the rendezvous
+    /// `c10d` or `static`: accepted as torchrun's flag, without effect (the coordinator is the rendezvous)
     #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
     pub rdzv_backend: Option<String>,
     /// Host of the coordinator, if `--rdzv-endpoint` is not given
@@ -65,8 +65,8 @@ pub struct LaunchFlags {
     /// Accepted and ignored: a worker's exit is noticed at once
     #[arg(long, alias = "monitor_interval", value_name = "SECONDS")]
     pub monitor_interval: Option<String>,
-    /// How long workers may take to write a checkpoint and leave after a signal; no longer than 10 s once the
-    /// run is over [default: 30]
+    /// Time for workers to write a checkpoint and exit after a signal; at most 10 s once the run is over
+    /// [default: 30]
     #[arg(long, alias = "shutdown_timeout", value_name = "SECONDS")]
     pub shutdown_timeout: Option<String>,
     /// Where each rank's output goes, as rank0000/{stdout,stderr}.log [default: OUTPUT_DIR/logs]

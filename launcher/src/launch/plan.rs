@@ -184,7 +184,7 @@ impl Plan {
             let (spares, workers) =
                 (plan.budgets.spares, plan.nnodes.max.saturating_mul(plan.nproc_per_node));
             return Err(CliError::usage(format!(
-                "--spares {spares}: of {workers} workers in all, fewer can be spares (--nnodes, --nproc-per-node)"
+                "--spares {spares}: must be less than the {workers} workers in all (--nnodes, --nproc-per-node)"
             )));
         }
         from.spec.check_world(plan.ranks(plan.nnodes.max) as usize)?;

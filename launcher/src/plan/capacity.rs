@@ -63,7 +63,7 @@ impl Memory {
         Self {
             name: match local_ranks {
                 0 | 1 => "this machine".into(),
-                ranks => format!("a rank's share of this machine, 1/{ranks}"),
+                ranks => format!("one rank's share (1/{ranks}) of this machine"),
             },
             total: share(total),
             used: share(total.saturating_sub(available)),

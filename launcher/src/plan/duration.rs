@@ -44,7 +44,7 @@ impl StepTime {
 
     /// What the time on a GPU that is not here rests on.
     pub fn assumption() -> String {
-        format!("times assume {:.0} % of each GPU's peak, not yet measured on a GPU", 100.0 * SHARE_OF_PEAK)
+        format!("assume {:.0} % of each GPU's peak (not confirmed by measurement)", 100.0 * SHARE_OF_PEAK)
     }
 
     /// In words, with that of so many steps, and of an epoch of so many, where they are known.
@@ -53,10 +53,10 @@ impl StepTime {
         let epoch = epoch.map_or(String::new(), |steps| format!(", {} an epoch", of(steps)));
         let all = steps.map_or(String::new(), |steps| format!(", {} in all", of(steps)));
         let basis = match self.basis {
-            TimeBasis::Runs(1) => "as in the last run of this model here".to_owned(),
-            TimeBasis::Runs(runs) => format!("as in {runs} earlier runs of this model here"),
+            TimeBasis::Runs(1) => "as in the last run of this model on this machine".to_owned(),
+            TimeBasis::Runs(runs) => format!("as in {runs} earlier runs of this model on this machine"),
             TimeBasis::Peak(peak) => format!(
-                "estimated: {:.0} % of {:.0} TFLOP/s, not yet measured on a GPU",
+                "estimated: {:.0} % of {:.0} TFLOP/s (not confirmed by measurement)",
                 100.0 * SHARE_OF_PEAK,
                 peak / 1e12
             ),
@@ -79,7 +79,7 @@ mod tests {
             told.starts_with("about 2.00 steps/s, 500 ms a step, 2m 00s an epoch, 1h 00m in all"),
             "{told}"
         );
-        assert!(told.ends_with("as in 3 earlier runs of this model here"), "{told}");
+        assert!(told.ends_with("as in 3 earlier runs of this model on this machine"), "{told}");
         let computed = StepTime { seconds: 0.1, basis: TimeBasis::Peak(312e12) };
         let told = computed.in_words(None, None);
         assert!(told.contains("35 % of 312 TFLOP/s") && !told.contains("in all"), "{told}");

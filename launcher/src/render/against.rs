@@ -71,7 +71,7 @@ mod tests {
             step,
             rank: Some(1),
             file: Some("witness/a-12.jsonl".into()),
-            text: "taken in epoch 1, committed in epoch 0".into(),
+            text: "consumed in epoch 1, but committed in epoch 0".into(),
         };
         let judgement = Judgement {
             files: 2,
@@ -83,7 +83,7 @@ mod tests {
         let shown = text(&judgement);
         for line in [
             "40 steps compared with what ranks wrote in 2 files",
-            "  step 3, rank 1 (witness/a-12.jsonl): taken in epoch 1, committed in epoch 0",
+            "  step 3, rank 1 (witness/a-12.jsonl): consumed in epoch 1, but committed in epoch 0",
             "  and 4 more",
             "20 differences",
         ] {

@@ -83,7 +83,7 @@ pub fn line(event: &WatchEvent) -> String {
         Some(Kind::Cache(changed)) => format!("cache: {}", changed.what),
         Some(Kind::Note(note)) => format!("rank {}: {}", note.rank, note.text),
         Some(Kind::Missed(count)) => format!("{count} events were missed: this reader is too slow"),
-        None => "an event of a newer version".to_owned(),
+        None => "an event from a newer version of cox".to_owned(),
     }
 }
 

@@ -134,8 +134,7 @@ mod tests {
 
     #[test]
     fn a_step_that_was_left_out_has_no_loss_and_is_a_warning() {
-        let line =
-            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite in two attempts";
+        let line = "17:15:17  step    warning: 3/12  epoch 0  left out: its loss was not finite in either of two attempts";
         let parsed = LogLine::parse(line).unwrap();
         assert!(parsed.warns());
         assert_eq!(parsed.step().map(|step| (step.committed, step.loss)), Some((3, None)));

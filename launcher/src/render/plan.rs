@@ -79,7 +79,7 @@ fn split(question: &Question, outlook: &Outlook) -> String {
     let spec = question.subject.spec();
     let Split { micro_batch, accumulation, peak } = outlook.current;
     format!(
-        "{} x {micro_batch} x {accumulation} accumulation = {} samples a step, recompute {}, predicted peak {} in use",
+        "{} x micro-batch {micro_batch} x accumulation {accumulation} = {} samples a step, recompute {}, predicted peak {} in use",
         ranks(question.world),
         spec.train.global_batch,
         outlook.recompute,
@@ -124,10 +124,9 @@ pub fn overview(question: &Question, outlooks: &[Outlook]) -> String {
     let head = ["GPU", "memory", "safe", "recommended", "maximum", "peak", "of the GPU", time];
     let mode = chooses(question).then_some("recompute");
     let head: Vec<_> = head.into_iter().chain(mode).chain(named).collect();
-    let at_once =
-        if uses.is_empty() { "" } else { "; evaluation and answers: the recommended number at once" };
+    let at_once = if uses.is_empty() { "" } else { ". Evaluation and answers: the recommended batch" };
     let legend = format!(
-        "micro-batch x accumulation for {} samples a step on each of {}; the peak is the recommended one's; {}{at_once}",
+        "Cells: micro-batch x accumulation, for {} samples a step on each of {}. Peak: of the recommended micro-batch. Times {}{at_once}",
         question.samples(),
         ranks(question.world),
         StepTime::assumption(),
@@ -159,7 +158,7 @@ fn subject(question: &Question) -> String {
     ));
     let flops = question.flops();
     lines.push(format!(
-        "products   {} a step: {} forward, {} backward",
+        "compute    {} a step: {} forward, {} backward",
         human::flops(flops.total()),
         human::flops(flops.forward),
         human::flops(flops.backward)
@@ -184,7 +183,7 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
     };
     let rows: Vec<_> = variants.iter().map(row).collect();
     let legend = format!(
-        "each cell: the recommended micro-batch x accumulation for {} samples a step on each of {}, and its peak memory; `-`: not even one sample fits",
+        "Cells: recommended micro-batch x accumulation, for {} samples a step on each of {}, and peak memory. `-`: not even one sample fits",
         first.question.samples(),
         ranks(first.question.world),
     );
@@ -195,7 +194,8 @@ pub fn varied(key: &str, variants: &[Variant]) -> String {
 
 fn of_memory(question: &Question, outlook: &Outlook) -> String {
     let mut parts = vec![title(&outlook.memory), categories(question, outlook)];
-    let mode = chooses(question).then(|| format!("recompute {}: auto, by what is free", outlook.recompute));
+    let mode =
+        chooses(question).then(|| format!("recompute {} (auto: the least that fits)", outlook.recompute));
     parts.extend(mode);
     parts.push(fits(question, outlook));
     if let Some(step) = outlook.step {
@@ -241,7 +241,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
         .collect();
     let kept = outlook.activations_kept.min(activations);
     rows.push(row("activations kept".into(), kept));
-    rows.push(row("gradients in flight".into(), activations - kept));
+    rows.push(row("activation gradients".into(), activations - kept));
     let predicted: u64 = outlook.categories.iter().map(|(_, bytes)| bytes).sum();
     if predicted != outlook.current.peak {
         let learned = outlook.current.peak as i64 - predicted as i64;
@@ -249,7 +249,7 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     }
     rows.push(row("peak".into(), outlook.current.peak));
     let head = format!("at micro-batch {}", question.micro_batch());
-    let mut lines = vec![table([head.as_str(), "bytes", "of what is free"], &rows)];
+    let mut lines = vec![table([head.as_str(), "bytes", "of free memory"], &rows)];
     lines.extend(outlook.reserved.map(|reserved| {
         let [reserved, shown] = [reserved, reserved + BESIDE_RESERVED].map(human::bytes);
         format!("reserved by the allocator, in whole pages: {reserved}; nvidia-smi will show about {shown}")
@@ -277,14 +277,14 @@ fn fits(question: &Question, outlook: &Outlook) -> String {
             ]
         })
         .collect();
-    let head = ["micro-batch", "accumulation", "peak", "of what is free", "verdict", ""];
+    let head = ["micro-batch", "accumulation", "peak", "of free memory", "verdict", ""];
     format!("{}\n\n{}", table(head, &rows), bounds(question, outlook))
 }
 
 /// The micro-batches that fit, and what the present one is.
 fn bounds(question: &Question, outlook: &Outlook) -> String {
     format!(
-        "maximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file's {}: {}",
+        "micro-batch: maximum {}, recommended {} (a tenth free), safe {} (a quarter free); the run file has {}: {}",
         micro(outlook.fit.maximum),
         micro(outlook.fit.recommended),
         micro(outlook.fit.safe),
@@ -306,7 +306,7 @@ fn used(uses: &[UseEstimate]) -> String {
         [what.to_owned(), maximum, recommended, safe, format!("{batch}: {}", verdict(now))]
     };
     let rows: Vec<_> = uses.iter().map(row).collect();
-    table(["at once", "maximum", "recommended", "safe", "as it is"], &rows)
+    table(["other batches", "maximum", "recommended", "safe", "run file"], &rows)
 }
 
 fn micro(micro: Option<u64>) -> String {
@@ -331,7 +331,7 @@ fn basis(outlooks: &[Outlook]) -> String {
             if runs == 1 { "" } else { "s" }
         ),
         Basis::Analytic if outlook.memory.is_gpu => {
-            "analytic: from sizes alone, with fused kernels; measured on the CPU and on a software GPU, not yet on a real one".into()
+            "analytic: from sizes alone, with fused kernels; compared with measurements on CPUs, an emulated GPU and one H200".into()
         }
         Basis::Analytic => format!(
             "analytic: from sizes alone, within {tolerance} % of the peak; a finished run on this machine calibrates the next plan"

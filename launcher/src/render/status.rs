@@ -138,7 +138,7 @@ fn ranks(ranks: &[RankStatus]) -> String {
 fn slow(rank: &RankStatus) -> Option<String> {
     let Slowness { part, factor } = rank.slow.as_ref()?;
     Some(format!(
-        "rank {} on {} is slow: {factor:.2} times the time of the other ranks, most of it in {part}",
+        "rank {} on {} is slow: {factor:.2} times the time of the other ranks, mostly in {part}",
         rank.rank, rank.host
     ))
 }
@@ -161,7 +161,7 @@ pub fn failure(failure: &Failure) -> String {
                 WorkerPhase::Starting | WorkerPhase::Joining | WorkerPhase::Loading | WorkerPhase::Connecting,
             ) => format!("in {phase}"),
             _ if failure.kind == FailureKind::WorkerLost as i32 => {
-                format!("last heard of in {phase} of step {}", failure.step)
+                format!("last heard of in phase {phase} of step {}", failure.step)
             }
             _ => format!("in {phase} of step {}", failure.step),
         });

@@ -22,7 +22,7 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
     let mut lines = Vec::new();
-    lines.extend(fall(summary.get("loss_first"), summary.get("loss_last"), "loss, ten steps' mean"));
+    lines.extend(fall(summary.get("loss_first"), summary.get("loss_last"), "loss (mean of 10 steps)"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {
@@ -135,7 +135,7 @@ fn peaks(ranks: &Value) -> Option<String> {
     let shown = ranks.iter().filter_map(|rank| {
         let all = ["in_use", "reserved", "driver"].iter().filter_map(|scope| rank[*scope].as_u64()).max()?;
         let [in_use, all] = [rank["in_use"].as_u64()?, all].map(human::bytes);
-        Some(format!("rank {} {in_use} in use, {all} in all", rank["rank"].as_u64()?))
+        Some(format!("rank {} {in_use} in use, {all} for the process", rank["rank"].as_u64()?))
     });
     Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join("; ")))
 }
@@ -210,13 +210,13 @@ mod tests {
         assert_eq!(
             of_run(dir.path(), true),
             format!(
-                "  loss, ten steps' mean     1.5000 -> 0.2500 (83 % lower)\n  held-out error, absolute  0.9000 -> NaN\n  \
+                "  loss (mean of 10 steps)   1.5000 -> 0.2500 (83 % lower)\n  held-out error, absolute  0.9000 -> NaN\n  \
                  held-out token accuracy   0.2500 -> 0.7500\n  \
                  held-out rouge1           0.0000 -> 0.5000\n  \
-                 peak memory               rank 0 1.0 MiB in use, 3.0 MiB in all\n  \
+                 peak memory               rank 0 1.0 MiB in use, 3.0 MiB for the process\n  \
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \
-                 peak, with 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \
+                 peak, from 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \
                  written                   {at}: adapter/, stats.json\n"
             )
         );

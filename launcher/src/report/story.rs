@@ -195,8 +195,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("coordinator.log");
         let begin = "23:59:58  day     2026-11-21 (Saturday, UTC+01:00)\n23:59:59  workers rank 1 joined from \
-                     node-b (process 4711, cpu) (1 of 2)\n00:00:00  workers rank 0 joined from node-a (process \
-                     1, cpu) (2 of 2)\n";
+                     node-b (process 4711, cpu) (1 of 2 workers)\n00:00:00  workers rank 0 joined from node-a (process \
+                     1, cpu) (2 of 2 workers)\n";
         let more: String = (0..5000).map(|n| format!("10:00:00  run     event {n}\n")).collect();
         std::fs::write(&path, format!("{begin}{more}")).unwrap();
         let opening = Story::opening(&path);

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Console")]
 pub struct ConsoleFlags {
-    /// Print a line every N steps on the console; the coordinator's log follows train.log_every
+    /// Print a line every N steps on the console (the coordinator's log: train.log_every)
     #[arg(long, alias = "log_every", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub log_every: Option<u64>,
     /// Print every line of the log without the live display, as when standard error is not a terminal
@@ -94,7 +94,7 @@ mod tests {
             "17:15:17  workers generation 2: 2 of 2 workers, from step 10",
             "17:15:17  workers warning: rank 1 stands still",
             "17:15:17  save    warning: checkpoint at step 3 was not written; training continues",
-            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss is not finite in two attempts",
+            "17:15:17  step    warning: 3/12  epoch 0  left out: its loss was not finite in either of two attempts",
             "17:15:17  run     finished: all steps are committed",
             "[rank0] thread 'main' panicked",
             "the coordinator died (SIGKILL) and is started again",

@@ -122,7 +122,7 @@ impl Host {
         };
         let when = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs_f64()) };
         self.hosting.console.line(&format!(
-            "the coordinator died ({how}) and is started again{when} ({count} of {COORDINATOR_RESTARTS} within {window} s); workers keep training"
+            "the coordinator died ({how}) and is started again{when} (restart {count} of at most {COORDINATOR_RESTARTS} within {window} s); workers keep training"
         ));
         self.life = Life::Dead(how, now + pause);
         true

@@ -181,12 +181,12 @@ impl Report {
                 Some(learned) if learned.step == step.step => format!("the last with loss {:.4}", step.loss),
                 Some(learned) => {
                     format!(
-                        "the last {} left out, loss before them {:.4}",
+                        "the last {} were left out; the loss before them was {:.4}",
                         step.step - learned.step,
                         learned.loss
                     )
                 }
-                None => "all steps of this launch left out".to_owned(),
+                None => "all steps of this launch were left out".to_owned(),
             };
             parts.push(format!("{done} of {total} steps, {last}"));
         }
@@ -267,8 +267,11 @@ mod tests {
         };
         assert!(told(step(8, 0.0)).ends_with("9 of 9 steps, the last with loss 0.0000"));
         let two = told(step(6, 0.5));
-        assert!(two.ends_with("9 of 9 steps, the last 2 left out, loss before them 0.5000"), "{two}");
-        assert!(told(None).ends_with("9 of 9 steps, all steps of this launch left out"));
+        assert!(
+            two.ends_with("9 of 9 steps, the last 2 were left out; the loss before them was 0.5000"),
+            "{two}"
+        );
+        assert!(told(None).ends_with("9 of 9 steps, all steps of this launch were left out"));
     }
 
     #[test]

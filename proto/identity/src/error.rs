@@ -51,7 +51,7 @@ pub enum IdentityError {
         mode: u32,
     },
     /// A token file of another user.
-    #[error("{}: this token file belongs to uid {owner}, who could change who has access; make it yours with chown", path.display())]
+    #[error("{}: this token file belongs to uid {owner}, who could give others access; make it yours with chown", path.display())]
     NotOurs {
         /// The file.
         path: PathBuf,

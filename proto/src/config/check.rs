@@ -94,9 +94,7 @@ fn check_data(data: &Data, f: &mut Findings) {
 
 fn check_train(train: &Train, f: &mut Findings) {
     match (train.steps, train.epochs) {
-        (None, None) => {
-            f.require(false, "train", "does not say how long", "give `train.steps` or `train.epochs`")
-        }
+        (None, None) => f.require(false, "train", "has no length", "give `train.steps` or `train.epochs`"),
         (Some(_), Some(_)) => f.require(
             false,
             "train.steps",

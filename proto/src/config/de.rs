@@ -437,7 +437,7 @@ impl<'a> de::VariantAccess<'a> for Choice<'_, 'a> {
     }
 
     fn tuple_variant<V: Visitor<'a>>(self, _len: usize, _visitor: V) -> Result<V::Value, ReadError> {
-        Err(de::Error::custom("a list of values is not taken here"))
+        Err(de::Error::custom("a list of values is not allowed here"))
     }
 
     fn struct_variant<V: Visitor<'a>>(

@@ -111,7 +111,7 @@ impl Metric {
             !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || more.contains(&b))
         };
         let too_long = |text: &str, most: usize| {
-            (text.len() > most).then(|| format!("has {} bytes; {most} are allowed", text.len()))
+            (text.len() > most).then(|| format!("has {} bytes; at most {most} are allowed", text.len()))
         };
         let badly_named = || {
             let begins = self.name.starts_with(|first: char| first.is_ascii_lowercase());

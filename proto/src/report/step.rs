@@ -79,12 +79,12 @@ impl Skip {
 }
 
 impl fmt::Display for Skip {
-    /// `its loss is not finite in two attempts (samples 17, 23)`.
+    /// `its loss was not finite in either of two attempts (samples 17, 23)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         f.write_str(match self.cause {
-            SkipCause::Loss => "its loss is not finite in two attempts",
-            SkipCause::Gradient => "its gradient is not finite in two attempts",
+            SkipCause::Loss => "its loss was not finite in either of two attempts",
+            SkipCause::Gradient => "its gradient was not finite in either of two attempts",
             SkipCause::Asked => "train.skip_steps names it",
             SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
             SkipCause::Spike => "its loss is far above those of the steps before",

@@ -151,7 +151,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Those below `place` of a compiler, and those that came compiled by a CUDA of this driver or older.
+    /// Kernels of a compiler below `place`, and kernels that came compiled by a CUDA of this driver or older.
     pub fn open(place: &Path, compiler: Version, driver: Version) -> Self {
         let mut kernels = Self::new(&place.join(format!("nvrtc-{}.{}", compiler.major, compiler.minor)));
         let shipped = std::env::var_os(VARIABLE).filter(|shipped| !shipped.is_empty()).map(PathBuf::from);

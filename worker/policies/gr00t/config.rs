@@ -295,18 +295,18 @@ fn head_sizes(
         ("hidden_size", hidden, out),
     ] {
         if found != wanted {
-            return Err(base.error(key, format!("{found}, and what it meets has {wanted} values")));
+            return Err(base.error(key, format!("{found}, but the layer next to it has {wanted} values")));
         }
     }
     let embodiments = number(base, "max_num_embodiments", 32)?;
     if embodiment >= embodiments {
-        let problem = format!("{embodiments}, and the policy's embodiment has number {embodiment}");
+        let problem = format!("{embodiments}, but the policy's embodiment has number {embodiment}");
         return Err(base.error("max_num_embodiments", problem));
     }
     let positions = number(base, "max_seq_len", 1024)?;
     if features.chunk > positions {
         return Err(
-            base.error("max_seq_len", format!("{positions}, and a chunk has {} actions", features.chunk))
+            base.error("max_seq_len", format!("{positions}, but a chunk has {} actions", features.chunk))
         );
     }
     Ok(HeadSizes {

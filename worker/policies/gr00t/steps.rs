@@ -18,7 +18,7 @@ use crate::{
 
 /// The step that makes the backbone's input.
 const ENCODE: &str = "groot_n1_7_vlm_encode_v1";
-/// Those of the processor before the policy that are read.
+/// Steps of the processor before the policy that are read.
 const BEFORE: &[&str] = &[
     "rename_observations_processor",
     "to_batch_processor",
@@ -129,8 +129,8 @@ fn absent(fields: &Fields<'_>, key: &str) -> Result<(), ModelError> {
     match given {
         Some(_) => Err(fields.error(
             key,
-            "given, which is not supported: such a policy takes over what NVIDIA's files say of an \
-             embodiment; make the policy for `new_embodiment` from the model's name on the hub",
+            "given, which is not supported: it comes from NVIDIA's files for an embodiment; make the policy \
+             for `new_embodiment`, from the model's name on the hub",
         )),
         None => Ok(()),
     }

@@ -63,7 +63,7 @@ pub fn tuned(
         let example = r"`.*action_head\.model\.transformer_blocks\..*\.(to_q|to_v)`";
         return refuse(
             "lora.targets",
-            format!("missing: LeRobot has none for GR00T by itself; name some, for instance {example}"),
+            format!("missing: LeRobot has no default for GR00T; name some, for instance {example}"),
         );
     }
     let own = own(config).into_iter().filter(|_| asked.lora.is_none());

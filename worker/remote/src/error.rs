@@ -56,7 +56,7 @@ pub enum RemoteError {
     #[error("cannot be read: {0}")]
     Refused(String),
     /// The disk of a file that is written to a bucket, or brought from one.
-    #[error("its file on the local disk: {0}")]
+    #[error("its file on the local disk failed: {0}")]
     Local(String),
     /// The local disk refused.
     #[error("{}: the cache of buckets cannot be used: {message}; make room there, or name another directory (data.bucket_cache.dir)", path.display())]

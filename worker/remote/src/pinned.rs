@@ -34,7 +34,7 @@ pub fn pin(address: &str, file: &Path) -> Result<(), (String, RemoteError)> {
         let Some((seen, path)) = line.rsplit_once('\t') else { continue };
         if now.get(path).map(String::as_str) != Some(seen) {
             let found = now.get(path).map_or("gone", |_| "another version");
-            let what = format!("{found} since the run began, as {} has it", file.display());
+            let what = format!("{found} since the run began (recorded in {})", file.display());
             return Err((path.to_owned(), RemoteError::Changed(what)));
         }
     }

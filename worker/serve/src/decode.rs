@@ -30,8 +30,8 @@ const MAX_LISTED: u32 = 64 << 10;
 const MAX_AXES: u32 = 8;
 
 /// Arrays that another packer has packed.
-const FOREIGN: &str = "an array as the package msgpack-numpy packs it, which could not read the answer; pack with \
-                       openpi_client.msgpack_numpy, of the package openpi-client";
+const FOREIGN: &str = "an array packed by the package msgpack-numpy, which cannot read this server's answers; pack \
+                       with openpi_client.msgpack_numpy, of the package openpi-client";
 
 /// What is wrong with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

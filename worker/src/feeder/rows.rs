@@ -89,7 +89,7 @@ pub(super) fn prepare(
     wanted: &[SampleRequest],
     kept: Option<&KeptFeatures>,
 ) -> Result<RowBatch, (usize, DataError)> {
-    let unread = DataError::Pipeline("it ended the process that read it".into());
+    let unread = DataError::Pipeline("the process that read it crashed".into());
     let row = |place: usize| {
         let SampleRequest { position, index } = wanted[place];
         let _reading = note::reading(epoch, position, || samples.damaged_row(index, &unread));

@@ -59,7 +59,7 @@ impl fmt::Display for OutOfMemory {
         let (wanted, before) = (self.wanted.0, self.before.0);
         write!(f, "out of memory in {}", self.phase.name())?;
         if wanted > 0 {
-            let verb = if self.predicted { "not tried, it would take about" } else { "wanted" };
+            let verb = if self.predicted { "not tried, because it needs about" } else { "requested" };
             write!(
                 f,
                 ": {verb} {} on top of {}",
@@ -73,7 +73,7 @@ impl fmt::Display for OutOfMemory {
             let free = capacity.0.saturating_sub(before);
             write!(
                 f,
-                ", {} were free of memory.capacity {}",
+                ", with {} free of the {} of memory.capacity",
                 human::bytes_closely(free),
                 human::bytes_closely(capacity.0)
             )?;
@@ -125,7 +125,7 @@ mod tests {
         };
         assert_eq!(
             found.to_string(),
-            "out of memory in backward: wanted 2,000 MiB on top of 1,000 MiB, 1,048 MiB were free of memory.capacity 2,048 MiB; \
+            "out of memory in backward: requested 2,000 MiB on top of 1,000 MiB, with 1,048 MiB free of the 2,048 MiB of memory.capacity; \
              held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2,100 MiB; \
              peaks so far: forward 1,900 MiB"
         );

@@ -98,7 +98,7 @@ async fn get_run(options: &SessionOptions, client: &Client) -> Result<v1::GetRun
     .await?;
     if run.world_size != options.world_size {
         let reason =
-            format!("its world has {} workers, WORLD_SIZE here is {}", run.world_size, options.world_size);
+            format!("its world has {} workers, but WORLD_SIZE is {}", run.world_size, options.world_size);
         return Err(SessionError::Refused { endpoint: options.endpoint.to_string(), reason });
     }
     Ok(run)

@@ -178,7 +178,7 @@ impl Subject for SeparatorSizes {
         let seconds = self.settings.data.segment_seconds / 2.0;
         let shorter = of_settings(&self.settings, |settings| settings.data.segment_seconds = seconds);
         let setting = format!("data.segment_seconds={seconds}");
-        let remark = "covers half as much of a track at once";
+        let remark = "each segment covers half as much of a track";
         savings.add("segments of half the length", setting, remark, shorter);
         savings.into_suggestions()
     }

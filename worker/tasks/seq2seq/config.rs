@@ -216,7 +216,7 @@ impl TaskSettings for Seq2SeqSettings {
             self.model.activations_dtype == ActivationsDtype::Float32
                 || spec.train.recompute != Recompute::None,
             "model.activations_dtype",
-            "is `bfloat16` without recompute, which rounds and saves nothing",
+            "is `bfloat16`, but without recompute that rounds values and saves no memory",
             "set `train.recompute: full` or `selective`",
         );
     }

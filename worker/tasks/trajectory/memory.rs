@@ -280,7 +280,7 @@ impl Subject for TrajectorySizes {
         let remark = "recomputes the network in the backward pass";
         let full = |spec: &mut RunSpec| spec.train.recompute = Recompute::Full;
         savings.add("recompute", "train.recompute=full".into(), remark, full);
-        let remark = "nothing: the same losses, and the extractor runs once for each image";
+        let remark = "losses stay the same, and the extractor runs once for each image";
         let kept = |spec: &mut RunSpec| spec.cache.mode = CacheMode::Exact;
         savings.add("features cached", "cache.mode=exact".into(), remark, kept);
         savings.add_micro_batch();

@@ -205,7 +205,7 @@ pub(crate) fn edits(elst: &[u8], movie_timescale: u32, timescale: u32) -> Result
     let mut push = |duration: u64, media_time: i64| -> Result<(), Fault> {
         let movie = u128::from(movie_timescale.max(1));
         let ticks = (u128::from(duration) * u128::from(timescale) + movie / 2) / movie;
-        let ticks = i64::try_from(ticks).map_err(|_| container("an edit lasts longer than time"))?;
+        let ticks = i64::try_from(ticks).map_err(|_| container("an edit is too long"))?;
         edits.push(Edit { duration: (duration > 0).then_some(ticks), media_time });
         Ok(())
     };

@@ -63,7 +63,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> S
         many => format!(", while {many} ranks wait"),
     };
     format!(
-        "no progress: {phase} of step {step}, collective {entered} entered, no activity for {quiet:.1} s \
+        "no progress: {phase} of step {step}, collective {entered}, no activity for {quiet:.1} s \
          ({usual}){wait}"
     )
 }
@@ -72,7 +72,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> S
 pub(super) fn follows(still: &StillRank) -> Option<String> {
     match still.verdict {
         Verdict::Ignore | Verdict::GiveUp => None,
-        Verdict::Name(left) => Some(format!("declared lost unless it moves in {:.0} s", left.as_secs_f64())),
+        Verdict::Name(left) => Some(format!("declared lost unless this ends in {:.0} s", left.as_secs_f64())),
         Verdict::NameAll(boat) => {
             let others = if boat == 2 {
                 "1 other rank hangs in the same way"

@@ -80,7 +80,7 @@ fn what_no_worker_may_say_is_refused() {
     };
     let wire = v1::ReportFailureRequest { failure: Some(failure), ..Default::default() };
     let error = Ask::try_from(wire).unwrap_err();
-    assert_eq!(error.to_string(), "failure.kind: is decided by the coordinator");
+    assert_eq!(error.to_string(), "failure.kind: is set by the coordinator alone");
 }
 
 /// What a worker asks, with something in most fields.

@@ -20,7 +20,7 @@ pub struct StatsArgs {
     /// Recompute existing statistics too
     #[arg(long)]
     anew: bool,
-    /// Overwrite the data set's own file instead of writing a new one beside it
+    /// Overwrite the data set's own file instead of writing a new one next to it
     #[arg(long)]
     force: bool,
 }

@@ -292,7 +292,7 @@ fn spares_are_some_of_the_workers_and_never_all_of_them() {
     assert_eq!(of("3", "2").map(ranks), Ok((2, 4, 4)));
     assert_eq!(of("1:3", "1").map(ranks), Ok((1, 2, 5)));
     let refused = of("1", "2").unwrap_err();
-    assert!(refused.starts_with("--spares 2: of 2 workers in all, fewer can be spares"), "{refused}");
+    assert!(refused.starts_with("--spares 2: must be less than the 2 workers in all"), "{refused}");
     assert!(of("1", "one").unwrap_err().contains("--spares"));
 }
 

@@ -68,7 +68,7 @@ pub fn results(run: &ReportedRun) -> Vec<RunResult> {
         (&*name, held_out),
         ("samples/s", summary["samples_per_second"].as_f64().map_or_else(String::new, human::count)),
         ("training time", summary["train_seconds"].as_f64().map_or_else(String::new, human::seconds)),
-        ("largest peak, in all", peak.map_or_else(String::new, human::bytes)),
+        ("largest peak, whole process", peak.map_or_else(String::new, human::bytes)),
         ("ranks", summary["world_size"].as_u64().map_or_else(String::new, |ranks| ranks.to_string())),
         ("faults", faults),
     ];
@@ -140,7 +140,7 @@ pub fn tiles(run: &ReportedRun) -> Html {
         }
     });
     if let Some(step) = run.dir.summary["first_step"].as_u64().filter(|step| *step > 0) {
-        let note = format!("state, steps, faults: the whole run; the rest: the launch from step {step}");
+        let note = format!("All but state, steps and faults is of the launch from step {step}");
         html.element("p", "note", |html| html.text(&note));
     }
     html

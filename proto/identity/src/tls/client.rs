@@ -129,7 +129,7 @@ fn handshake(place: &str, error: Error) -> IdentityError {
                     format!("{problem}; check the clocks")
                 }
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                    format!("{problem}; call it by one of its names, or issue one that has this name")
+                    format!("{problem}; use one of its names, or issue a certificate for this name")
                 }
                 other => other.to_string(),
             };

@@ -84,7 +84,7 @@ fn braces(text: &str) -> Result<Vec<String>, String> {
     };
     let (inside, after) = rest.split_once('}').ok_or("opens a brace and does not close it")?;
     if before.contains('}') || inside.contains('{') {
-        return Err("has braces that are not pairs side by side".into());
+        return Err("has nested or crossed braces".into());
     }
     let choices = match inside.split_once("..") {
         Some((first, last)) => numbers(first, last)?,

@@ -80,8 +80,8 @@ impl TrainedModules {
                 if !tying && tied.is_some_and(|table| table.name == holder.name) {
                     return Err(format!(
                         "{name:?} means `{}`, which PEFT trained separately, but this model ties it to \
-                         another table (tie_word_embeddings); train again with `ensure_weight_tying` \
-                         true, or untie the model first. If nothing reads logits, set it to true in the file",
+                         another table (tie_word_embeddings). If nothing reads logits, set \
+                         `ensure_weight_tying` to true in the file; otherwise train again with it, or untie the model",
                         module.name
                     ));
                 }
@@ -173,7 +173,7 @@ fn nothing(modules: &[Module]) -> String {
     let norms = modules.iter().find(|module| matches!(module.kind, ModuleKind::Norm { .. }));
     let example = norms.map_or("model.visual.merger.ln_q", |module| module.name.as_str());
     format!(
-        "matches no module of the model that has weights; paths look like `{example}`, and a pattern must match a path's end from after a dot, or that of a module that holds it, such as `visual\\.merger`"
+        "matches no module of the model that has weights; paths look like `{example}`. A pattern must match the last parts of a module's path, or of the path of a module around it, such as `visual\\.merger`"
     )
 }
 

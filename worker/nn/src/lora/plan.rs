@@ -220,7 +220,7 @@ impl RecipePatterns {
                 tracing::warn!(
                     field,
                     %pattern,
-                    "pattern matches no module that has an adapter, and changes nothing: it has to match the whole path, or its end from after a dot"
+                    "pattern matches no module that has an adapter, and changes nothing: it must match the whole path of a module, or its last parts"
                 );
             }
         }

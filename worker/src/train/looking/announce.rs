@@ -36,7 +36,7 @@ impl ValidationState {
         lines.extend(rows.iter().map(describe));
         let bytes = bench.learner.optimizer().bytes(bench.members.comm.as_ref());
         lines.push(format!(
-            "optimizer shard {} a rank, {} without partition; gradients {}, buffers of collectives {}",
+            "optimizer state {} a rank ({} unsharded); gradients {}, collective buffers {}",
             human::bytes(bytes.state.0),
             human::bytes(bytes.state_unpartitioned.0),
             human::bytes(bytes.grads.0),

@@ -333,7 +333,7 @@ fn check_origin(found: &Checkpoint, spec: &RunSpec, fingerprint: &str) -> Result
     }
     if manifest.dataset_fingerprint != fingerprint {
         return Err(foreign(format!(
-            "belongs to data set {}, data.path is {fingerprint}; its order of samples is another",
+            "belongs to data set {}, but data.path is {fingerprint}, whose samples are in another order",
             manifest.dataset_fingerprint
         )));
     }
@@ -375,7 +375,7 @@ pub(in crate::train) fn read_trainables(
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {
         let tensor = tensors.metadata().info(&param.name).ok_or_else(|| {
-            foreign(format!("{} is missing, as with other lora.targets or model.train", param.name))
+            foreign(format!("{} is missing: lora.targets or model.train differ", param.name))
         })?;
         if tensor.dtype != Dtype::F32 || tensor.shape != param.shape {
             return Err(foreign(format!(

@@ -53,7 +53,7 @@ impl Feed {
         rank: Rank,
     ) -> Result<(), TrainError> {
         if self.micro_batch == 1 {
-            tracing::warn!(%rank, advice = run.advice(), "a rank is being swapped out, at micro-batch 1");
+            tracing::warn!(%rank, advice = run.advice(), "a rank's memory is being swapped out, and its micro-batch is already 1");
             return Ok(());
         }
         self.halve(members, next, rank, &Smaller { why: "its memory is being swapped out", meanwhile: "" })?;
@@ -72,7 +72,7 @@ impl Feed {
         self.asks_for_less = false;
         if self.micro_batch == 1 {
             let advice = run.advice();
-            tracing::warn!(%rank, advice, "a rank was killed because memory ran out, at micro-batch 1");
+            tracing::warn!(%rank, advice, "a rank was killed because memory ran out, and its micro-batch is already 1");
             return Ok(());
         }
         let why = "a process was killed because memory ran out";

@@ -296,7 +296,7 @@ impl Samples for Tracks {
         let stems = sample.stems.chunks_exact(sample.mixture.len().max(1));
         for (wav, stem) in track.stems.iter().zip(stems) {
             if stem.iter().all(|value| *value == 0.0) {
-                doubts.push(("silent", at(wav, "nothing in the whole segment".into())));
+                doubts.push(("silent", at(wav, "the whole segment is silent".into())));
             }
             let peak = stem.iter().fold(0.0, |peak: f32, value| peak.max(value.abs()));
             if peak > LOUD {

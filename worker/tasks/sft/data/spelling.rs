@@ -112,7 +112,7 @@ const UNREAD: [(&str, &str); 13] = [
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
     ("kto_tag", "preferences are not trained on: remove it, and the chat alone is learned"),
     ("history", "write the earlier turns as turns, before the others"),
-    ("loss_mask", "say of a turn that it is not learned: `\"loss\": false`"),
+    ("loss_mask", "mark turns that are not learned with `\"loss\": false`"),
     ("channel", "losses are not reported by channel: remove it"),
 ];
 /// Keys of a turn that say what is shown or learned and that are not read, each with what to do.

@@ -179,7 +179,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             settings.model.train.is_empty(),
             "model.train",
             "is given with `cache.mode: periodic`, whose cached steps can pause only LoRA",
-            "use LoRA there instead, or `cache.mode: exact` with what trains above the tap, or `off`",
+            "use LoRA instead; or `cache.mode: exact`, if all that trains is above the tap; or `off`",
         );
         f.require(
             settings.expert.train || settings.data.sensor.is_some(),

@@ -131,7 +131,7 @@ impl Subject {
                      train LoRA; {store} on disk",
                     human::bytes(outlook.live_activations.saturating_sub(least))
                 ),
-                _ => format!("nothing: the same losses, steps {faster}; {store} on disk"),
+                _ => format!("losses stay the same, steps are {faster}; {store} on disk"),
             };
             let saves = now - subject.predict(ask).peak() as i64;
             Some(Suggestion { what: "features cached".into(), setting: setting.into(), saves, remark })

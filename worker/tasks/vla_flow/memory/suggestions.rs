@@ -106,7 +106,7 @@ impl Subject {
             ));
             if ask.world > 1 && ask.place != Place::Gpu {
                 let sharded: fn(&mut RunSpec) = |spec| spec.memory.shard = Shard::Frozen;
-                let what = format!("frozen layers over {} ranks", ask.world);
+                let what = format!("frozen layers sharded over {} ranks", ask.world);
                 let remark = "frozen blocks are gathered from the other ranks whenever they run";
                 suggestions.push(self.fetching(ask, [&what, "memory.shard=frozen"], remark, sharded));
             }

@@ -116,7 +116,7 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts, most: Tap) -> Result<Optio
         return refuse(
             "cache.mode",
             format!(
-                "is `exact`, but `{module}` trains, and everything in the model comes after it, so no feature stays the same from one step to the next; take the vision tower out of lora.targets and model.train, or use `periodic` or `off`"
+                "is `exact`, but `{module}` trains: everything in the model comes after it, so every feature changes with each step; take the vision tower out of lora.targets and model.train, or use `periodic` or `off`"
             ),
         );
     }

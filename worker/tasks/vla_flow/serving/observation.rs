@@ -291,7 +291,7 @@ impl ObservationReader {
         let executed = self.count(request, EXECUTED, 1)?.unwrap_or(horizon);
         let Some(previous) = request.get(PREVIOUS) else { return Ok(vec![1.0; horizon]) };
         if !self.file.flow.head.is_flow() {
-            let problem = "is given, but this policy starts from no actions; leave it out";
+            let problem = "is given, but this policy cannot continue a chunk; leave it out";
             return Err(BadRequest::new(PREVIOUS, problem.to_owned()));
         }
         let rows = match shape_of(previous) {
