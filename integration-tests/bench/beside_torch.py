@@ -39,7 +39,7 @@ def ours(a, folder, run_file):
     peak = max(phases[phase]["driver"] for phase in ("forward", "backward", "optimizer"))
     parts = {part: statistics.median(line[part] for line in steps) for part in steps[0] if part.endswith("_ms")}
     mib = (peak - phases["connecting"]["driver"]) / 2**20
-    return dict(step_ms=[line["total_ms"] for line in steps], mib=mib, loss=summary["losses"][0],
+    return dict(step_ms=[line["total_ms"] for line in steps], mib=mib, process_mib=peak / 2**20, loss=summary["losses"][0],
                 parts=parts)
 
 
@@ -98,7 +98,8 @@ def train(a, model, loss_of):
         optimizer.zero_grad(set_to_none=True)
         first = loss.item() if first is None else first
         times.append((time.perf_counter() - begin) * 1e3)
-    print(json.dumps(dict(step_ms=times[a.warmup:], mib=status_mib("VmHWM") - before, loss=first)))
+    peak = status_mib("VmHWM")
+    print(json.dumps(dict(step_ms=times[a.warmup:], mib=peak - before, process_mib=peak, loss=first)))
 
 
 def torch_threads(a):
@@ -130,8 +131,9 @@ def compare(a, prepare):
             pairs.append([ours(a, folder, run_file), theirs(a, folder, run_file, options)])
             for name, side in zip(("ours", "PyTorch"), pairs[-1]):
                 print(f"round {number}, {name:7s}: step {statistics.median(side['step_ms']):8.1f} ms, least {min(side['step_ms']):8.1f}, "
-                      f"{side['mib']:8.1f} MiB, first loss {side['loss']:.5f}", flush=True)
+                      f"{side['mib']:8.1f} MiB of {side['process_mib']:.0f}, first loss {side['loss']:.5f}", flush=True)
         print("ours by phase:", ", ".join(f"{part} {ms:.1f}" for part, ms in pairs[-1][0]["parts"].items()))
         ratio = lambda of: statistics.median(of(ours) / of(theirs) for ours, theirs in pairs)
         print(f"ours / PyTorch: time {ratio(lambda side: statistics.median(side['step_ms'])):.2f} "
-              f"(fastest steps {ratio(lambda side: min(side['step_ms'])):.2f}), memory {ratio(lambda side: side['mib']):.2f}")
+              f"(fastest steps {ratio(lambda side: min(side['step_ms'])):.2f}), memory {ratio(lambda side: side['mib']):.2f}, "
+              f"of the process {ratio(lambda side: side['process_mib']):.2f}")

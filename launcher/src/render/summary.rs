@@ -21,23 +21,50 @@ use crate::tasks::tasks;
 pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let text = std::fs::read_to_string(output_dir.join("summary.json"));
     let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+    let records = journal::read(&output_dir.join("coordinator"));
     let mut lines = Vec::new();
-    lines.extend(fall(summary.get("loss_first"), summary.get("loss_last"), "loss (mean of 10 steps)"));
+    let whole = records.as_ref().ok().and_then(|records| losses(&records.steps));
+    let [first, last] = whole.unwrap_or_else(|| ["loss_first", "loss_last"].map(|key| summary[key].clone()));
+    lines.extend(fall(Some(&first), Some(&last), "loss (mean of 10 steps)"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {
         lines.extend(compared(&summary["memory"]));
     }
-    if let Ok(records) = journal::read(&output_dir.join("coordinator")) {
+    if let Ok(records) = records {
         lines.extend(left_out(&records.steps));
         lines.extend(saved(output_dir, records.steps.len() as u64));
     }
-    lines.push(format!("{:<26}{}", "written", written(output_dir)));
+    lines.push(written(output_dir));
     lines.extend(next(output_dir));
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// What `manifest.json` lists, by name, and where it is.
+/// The loss of the whole run, of its first and of its last steps: a summary has that of one worker's life.
+fn losses(steps: &[LedgerEntry]) -> Option<[Value; 2]> {
+    let counted = steps.iter().filter(|step| step.skipped.is_none() && step.reports > 0);
+    let losses: Vec<_> = counted.map(|step| step.loss).collect();
+    let mean = |losses: &[f64]| (losses.iter().sum::<f64>() / losses.len() as f64).into();
+    let shown = losses.len().min(10);
+    (shown > 0).then(|| [mean(&losses[..shown]), mean(&losses[losses.len() - shown..])])
+}
+
+/// A label and a list behind it, on as many lines as terminals of 80 columns need.
+fn listing(label: &str, items: Vec<String>, separator: &str) -> String {
+    let mut lines = vec![String::new()];
+    let last = items.len().saturating_sub(1);
+    for (index, item) in items.into_iter().enumerate() {
+        let item = if index < last { item + separator } else { item };
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => *line = item,
+            Some(line) if line.len() + item.len() < 50 => *line += &format!(" {item}"),
+            _ => lines.push(item),
+        }
+    }
+    format!("{label:<26}{}", lines.join(&format!("\n{:28}", "")))
+}
+
+/// Where it is, and what `manifest.json` lists, by name.
 fn written(output_dir: &Path) -> String {
     let text = std::fs::read_to_string(output_dir.join("manifest.json"));
     let manifest = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
@@ -46,10 +73,12 @@ fn written(output_dir: &Path) -> String {
         .map(|path| path.split_once('/').map_or_else(|| path.to_owned(), |(dir, _)| format!("{dir}/")))
         .collect();
     names.dedup();
-    match names.is_empty() {
-        true => output_dir.display().to_string(),
-        false => format!("{}: {}", output_dir.display(), names.join(", ")),
+    let dir = output_dir.display();
+    match names.first_mut() {
+        Some(first) => *first = format!("{dir}: {first}"),
+        None => names.push(dir.to_string()),
     }
+    listing("written", names, ",")
 }
 
 /// What can be done with it.
@@ -58,7 +87,7 @@ fn next(output_dir: &Path) -> Option<String> {
     let spec: RunSpec = serde_json::from_str(&text).ok()?;
     let dir = human::word(output_dir.display());
     let commands = tasks().of(&spec).ok()?.next_commands().map(|command| command.replace("RUN_DIR", &dir));
-    Some(format!("{:<26}{}", "to try next", commands.join("; ")))
+    Some(listing("to try next", commands.into(), ";"))
 }
 
 /// Measures with a name of their own, in their order; others are told after them by the names that their
@@ -137,7 +166,7 @@ fn peaks(ranks: &Value) -> Option<String> {
         let [in_use, all] = [rank["in_use"].as_u64()?, all].map(human::bytes);
         Some(format!("rank {} {in_use} in use, {all} for the process", rank["rank"].as_u64()?))
     });
-    Some(format!("{:<26}{}", "peak memory", shown.collect::<Vec<_>>().join("; ")))
+    Some(listing("peak memory", shown.collect(), ";"))
 }
 
 /// Rank 0's memory in steps, predicted and measured by category.
@@ -173,6 +202,28 @@ mod tests {
         let steps = [step(0, json!({})), step(1, damaged)];
         let told = "left out                  3 samples that cannot be used; `cox audit` lists them";
         assert_eq!(left_out(&steps).as_deref(), Some(told));
+    }
+
+    #[test]
+    fn the_loss_is_that_of_the_whole_run_without_steps_that_were_left_out() {
+        let told = |step_number: u64| {
+            let skip = json!({"skipped": {"cause": "loss", "samples": []}, "reports": 2});
+            let more = json!({"loss": 20 - step_number, "reports": 2});
+            step(step_number, if step_number == 3 { skip } else { more })
+        };
+        let steps: Vec<_> = (0..20).map(told).collect();
+        // 20 to 10 without 17; 10 to 1.
+        assert_eq!(losses(&steps), Some([json!(14.8), json!(5.5)]));
+        assert_eq!(losses(&steps[..0]), None);
+    }
+
+    #[test]
+    fn a_long_list_is_broken_between_its_items() {
+        let listed =
+            listing("label", (0..4).map(|index| format!("{index} {}", "x".repeat(20))).collect(), ";");
+        let item = |index: u32| format!("{index} {}", "x".repeat(20));
+        let (line, [a, b, c, d]) = (format!("\n{:28}", ""), [0, 1, 2, 3].map(item));
+        assert_eq!(listed, format!("{:<26}{a}; {b};{line}{c}; {d}", "label"));
     }
 
     #[test]
