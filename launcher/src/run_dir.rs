@@ -23,13 +23,16 @@ pub struct RunDir {
     pub records: Result<RunRecords, String>,
 }
 
+/// A JSON file of a run's directory; null where there is none, or it cannot be read.
+pub fn json_of(dir: &Path, file: &str) -> Value {
+    let text = std::fs::read(dir.join(file)).ok();
+    text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null)
+}
+
 impl RunDir {
     /// Reads all of it; records of a run that goes on are its coordinator's to tell.
     pub async fn read(dir: &Path) -> Self {
-        let read = |file: &str| {
-            let text = std::fs::read(dir.join(file)).ok();
-            text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null)
-        };
+        let read = |file: &str| json_of(dir, file);
         let records = source::of_run(dir).await.map_err(|failed| failed.message.unwrap_or_default());
         let spec = Some(read(SPEC_FILE)).filter(|spec| !spec.is_null());
         Self {

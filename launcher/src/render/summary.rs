@@ -14,13 +14,12 @@ use coxswain_worker::train::checkpoint::Store;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::tasks::tasks;
+use crate::{endpoint::SPEC_FILE, run_dir::json_of, tasks::tasks};
 
 /// The lines for a finished run; only the directory if there is no summary. Memory, predicted and measured,
 /// is the log's to show at the end: it is told where nobody has seen that.
 pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
-    let text = std::fs::read_to_string(output_dir.join("summary.json"));
-    let summary = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+    let summary = json_of(output_dir, "summary.json");
     let records = journal::read(&output_dir.join("coordinator"));
     let mut lines = Vec::new();
     let whole = records.as_ref().ok().and_then(|records| losses(&records.steps));
@@ -35,7 +34,9 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
         lines.extend(left_out(&records.steps));
         lines.extend(saved(output_dir, records.steps.len() as u64));
     }
-    lines.push(written(output_dir));
+    lines.push(format!("{:<26}{}", "written to", output_dir.display()));
+    let files = written(output_dir);
+    lines.extend((!files.is_empty()).then(|| listing("", &files, ",", 3)));
     lines.extend(next(output_dir));
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }
@@ -49,45 +50,29 @@ fn losses(steps: &[LedgerEntry]) -> Option<[Value; 2]> {
     (shown > 0).then(|| [mean(&losses[..shown]), mean(&losses[losses.len() - shown..])])
 }
 
-/// A label and a list behind it, on as many lines as terminals of 80 columns need.
-fn listing(label: &str, items: Vec<String>, separator: &str) -> String {
-    let mut lines = vec![String::new()];
-    let last = items.len().saturating_sub(1);
-    for (index, item) in items.into_iter().enumerate() {
-        let item = if index < last { item + separator } else { item };
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => *line = item,
-            Some(line) if line.len() + item.len() < 50 => *line += &format!(" {item}"),
-            _ => lines.push(item),
-        }
-    }
-    format!("{label:<26}{}", lines.join(&format!("\n{:28}", "")))
+/// A label and a list behind it, so many items on a line: terminals may have 80 columns.
+fn listing(label: &str, items: &[String], separator: &str, on_a_line: usize) -> String {
+    let lines: Vec<_> = items.chunks(on_a_line).map(|row| row.join(&format!("{separator} "))).collect();
+    format!("{label:<26}{}", lines.join(&format!("{separator}\n{:28}", "")))
 }
 
-/// Where it is, and what `manifest.json` lists, by name.
-fn written(output_dir: &Path) -> String {
-    let text = std::fs::read_to_string(output_dir.join("manifest.json"));
-    let manifest = text.ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+/// What `manifest.json` lists, by name.
+fn written(output_dir: &Path) -> Vec<String> {
+    let manifest = json_of(output_dir, "manifest.json");
     let paths = manifest["files"].as_array().into_iter().flatten().filter_map(|file| file["path"].as_str());
     let mut names: Vec<_> = paths
         .map(|path| path.split_once('/').map_or_else(|| path.to_owned(), |(dir, _)| format!("{dir}/")))
         .collect();
     names.dedup();
-    let dir = output_dir.display();
-    match names.first_mut() {
-        Some(first) => *first = format!("{dir}: {first}"),
-        None => names.push(dir.to_string()),
-    }
-    listing("written", names, ",")
+    names
 }
 
 /// What can be done with it.
 fn next(output_dir: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(output_dir.join("run_spec.json")).ok()?;
-    let spec: RunSpec = serde_json::from_str(&text).ok()?;
+    let spec: RunSpec = serde_json::from_value(json_of(output_dir, SPEC_FILE)).ok()?;
     let dir = human::word(output_dir.display());
     let commands = tasks().of(&spec).ok()?.next_commands().map(|command| command.replace("RUN_DIR", &dir));
-    Some(listing("to try next", commands.into(), ";"))
+    Some(listing("to try next", &commands, ";", 1))
 }
 
 /// Measures with a name of their own, in their order; others are told after them by the names that their
@@ -166,7 +151,7 @@ fn peaks(ranks: &Value) -> Option<String> {
         let [in_use, all] = [rank["in_use"].as_u64()?, all].map(human::bytes);
         Some(format!("rank {} {in_use} in use, {all} for the process", rank["rank"].as_u64()?))
     });
-    Some(listing("peak memory", shown.collect(), ";"))
+    Some(listing("peak memory", &shown.collect::<Vec<_>>(), ";", 1))
 }
 
 /// Rank 0's memory in steps, predicted and measured by category.
@@ -219,11 +204,9 @@ mod tests {
 
     #[test]
     fn a_long_list_is_broken_between_its_items() {
-        let listed =
-            listing("label", (0..4).map(|index| format!("{index} {}", "x".repeat(20))).collect(), ";");
-        let item = |index: u32| format!("{index} {}", "x".repeat(20));
-        let (line, [a, b, c, d]) = (format!("\n{:28}", ""), [0, 1, 2, 3].map(item));
-        assert_eq!(listed, format!("{:<26}{a}; {b};{line}{c}; {d}", "label"));
+        let items = ["a", "b", "c", "d", "e"].map(str::to_owned);
+        let line = format!("\n{:28}", "");
+        assert_eq!(listing("label", &items, ";", 2), format!("{:<26}a; b;{line}c; d;{line}e", "label"));
     }
 
     #[test]
@@ -239,7 +222,7 @@ mod tests {
     fn a_summary_is_told_and_its_absence_tolerated() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().display();
-        assert_eq!(of_run(dir.path(), false), format!("  written                   {at}\n"));
+        assert_eq!(of_run(dir.path(), false), format!("  written to                {at}\n"));
         let files = ["adapter/a.json", "adapter/b.json", "stats.json"].map(|path| json!({"path": path}));
         std::fs::write(dir.path().join("manifest.json"), json!({"files": files}).to_string()).unwrap();
         let summary = serde_json::json!({
@@ -268,7 +251,8 @@ mod tests {
                  rank 0                        predicted    measured     error\n  \
                  trainables                      2.0 MiB     2.0 MiB    +0.0 %\n  \
                  peak, from 1 earlier run       11.0 MiB    10.0 MiB   +10.0 %\n  \
-                 written                   {at}: adapter/, stats.json\n"
+                 written to                {at}\n  {:26}adapter/, stats.json\n",
+                ""
             )
         );
     }

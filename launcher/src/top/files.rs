@@ -8,14 +8,12 @@ use coxswain_proto::v1::{
 };
 use serde_json::Value;
 
+use crate::run_dir::json_of;
+
 /// How the run stands, as far as its files say, and the losses of its ledger by committed steps. What is
 /// missing, damaged or of another version is left out; the journal's problem is the status's reason.
 pub fn status(dir: &Path) -> (GetStatusResponse, Vec<(u64, f64)>) {
-    let read = |file: &str| -> Value {
-        let text = fs::read(dir.join(file)).ok();
-        text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null)
-    };
-    let (run, summary) = (read("run.json"), read("summary.json"));
+    let (run, summary) = (json_of(dir, "run.json"), json_of(dir, "summary.json"));
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut status = GetStatusResponse {
         run_id: text(&run["run_id"]),
