@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's side of "two ranks of one thread against one rank of two": DistributedDataParallel over gloo, the policy of vla_step_vs_torch.py.
+"""PyTorch's side of "two ranks with one thread each, relative to one rank with two": DistributedDataParallel over gloo, the policy of vla_step_vs_torch.py.
 
     python two_ranks_torch.py MODEL_DIR [--rounds 2] [--steps 5]
 

@@ -257,7 +257,7 @@ fn plaintext_between_machines_is_asked_for_on_both_sides() {
     // No file says so for the user: the token would go to anybody who can write in the directory of the run.
     for place in [["--endpoint", &endpoint], ["--run", &output]] {
         let told = ask(&[&["status"], &place[..]].concat(), &shown);
-        refused(told, "does not speak TLS: its coordinator was started with --plaintext");
+        refused(told, "does not speak TLS: if its coordinator was started with --plaintext");
     }
     let (code, message) = ask(&["stop", "--endpoint", &format!("http://{endpoint}")], &shown);
     assert_eq!(code, Some(0), "{message}");

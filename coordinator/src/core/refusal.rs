@@ -164,7 +164,7 @@ pub enum Refusal {
     /// A new generation that would not be used.
     #[error(
         "a rebuilt cache would not be used: steps below {leased} are already assigned to ranks, and later \
-         steps compute their features"
+         steps use no cache"
     )]
     NoCachedStep {
         /// Steps below this one are leased.

@@ -66,7 +66,7 @@ pub struct MakeCheckpointArgs {
     /// Directory whose config.json gives the shapes; its tokenizer and preprocessor are copied
     #[arg(long, value_name = "DIR")]
     like: PathBuf,
-    /// Directory of another tokenizer, whose special token ids config.json then gets
+    /// Directory of another tokenizer; config.json gets its special token ids
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
     /// Directory to create

@@ -121,8 +121,8 @@ pub enum IdentityError {
     },
     /// The other end speaks in clear.
     #[error(
-        "{0} does not speak TLS: its coordinator was started with --plaintext (then use it here, too; for \
-         commands: http://{0}), or another program listens there"
+        "{0} does not speak TLS: if its coordinator was started with --plaintext, use that here, too \
+         (commands: http://{0}); or another program listens there"
     )]
     InClear(String),
     /// The handshake failed in another way.

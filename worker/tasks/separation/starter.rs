@@ -78,11 +78,10 @@ fn write(job: &StarterJob<'_>, found: &FoundTracks) -> Result<StarterFile, DataE
     // Short of the track's end, since others may be shorter.
     let segment = if seconds > 2.0 * SEGMENT_S { SEGMENT_S } else { (seconds * 5.0).floor().max(1.0) / 10.0 };
     let mut file = Starter::new(job, "separation");
-    let network = match rate < LOW_RATE {
-        true => "network: { n_fft: 256, hop: 64, bands: 20 } # for so low a rate\n",
-        false => "network: {} # 6 blocks of 256, for music at 44.1 kHz\n",
+    match rate < LOW_RATE {
+        true => file.lines(format_args!("network: {{ n_fft: 256, hop: 64, bands: 20 }} # for {rate} Hz\n")),
+        false => file.lines("network: {} # 6 blocks of 256, for music at 44.1 kHz\n"),
     };
-    file.lines(network);
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     let stems = found.stems.join(", ");
     file.lines(format_args!("  # {} tracks; the first has {seconds:.1} s", found.tracks));

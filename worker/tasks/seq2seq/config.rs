@@ -216,7 +216,7 @@ impl TaskSettings for Seq2SeqSettings {
             self.model.activations_dtype == ActivationsDtype::Float32
                 || spec.train.recompute != Recompute::None,
             "model.activations_dtype",
-            "is `bfloat16`, but without recompute that rounds values and saves no memory",
+            "is `bfloat16`, which rounds values, and saves memory only with recompute",
             "set `train.recompute: full` or `selective`",
         );
     }

@@ -59,7 +59,7 @@ impl<B: Tape<Base = B>> Task for Sft<B> {
         let mut settings = frugal(&sft.model);
         if spec.memory.offload != Offload::Layers && spec.memory.shard == Shard::None {
             settings
-                .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
+                .push("memory.offload: layers (if frozen weights are not mapped from their files)".into());
         }
         settings.push(format!("data.max_tokens below {}", sft.data.max_tokens));
         settings

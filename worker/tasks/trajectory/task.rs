@@ -68,7 +68,7 @@ impl<B: Tape<Base = B>> Task for Trajectory<B> {
         }
         if spec.memory.offload != Offload::Layers {
             settings
-                .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
+                .push("memory.offload: layers (if frozen weights are not mapped from their files)".into());
         }
         settings.push(format!("data.image_size below {}", data.image_size));
         settings.push(format!("extractor.spatial_resolution below {}", extractor.spatial_resolution));

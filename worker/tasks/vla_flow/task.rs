@@ -94,7 +94,7 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
         let held = spec.memory.offload != Offload::Layers && spec.memory.shard == Shard::None;
         if held && vla.model.weights_dtype.packing().is_none() {
             settings
-                .push("memory.offload: layers (where frozen weights are copied out of their files)".into());
+                .push("memory.offload: layers (if frozen weights are not mapped from their files)".into());
         }
         if vla.expert.repeated_noise > 1 {
             settings.push(format!("expert.repeated_noise below {}", vla.expert.repeated_noise));

@@ -54,7 +54,7 @@ fn directory_by(
         let is_empty = fs::read_dir(path).is_ok_and(|mut files| files.next().is_none());
         if repository == Repository::Model && is_empty {
             let remedy = format!(
-                "name the model's directory; `hf download OWNER/NAME --local-dir {}` downloads one into this",
+                "name another directory, or fill this one: `hf download OWNER/NAME --local-dir {}`",
                 human::word(path.display())
             );
             return Err(DataError::invalid(path, "(directory)", "is empty", remedy));

@@ -217,7 +217,7 @@ impl Answers {
         if !key.proves(Role::Caller, &heard, proof) {
             tracing::warn!(
                 "rejected a connection to this rank's port for frozen weights: it names a token of this \
-                 run, but cannot prove that it has it"
+                 run without proof of having it"
             );
             return Ok(None);
         }

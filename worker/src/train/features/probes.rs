@@ -69,7 +69,7 @@ impl<B: Tape<Base = B>> DriftMeasurement<B> {
         indices: &[u64],
     ) -> Result<(Sums, ComputedFeatures), TrainError> {
         let Readable { samples, faults } = desk.feed.samples.readable(indices);
-        faults.iter().for_each(|error| tracing::warn!(%error, "a probe is left out"));
+        faults.iter().for_each(|error| tracing::warn!(%error, "drift probe skipped"));
         if samples.is_empty() {
             return Ok((self.sums, ComputedFeatures::default()));
         }

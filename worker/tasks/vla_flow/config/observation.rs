@@ -80,7 +80,7 @@ pub(super) fn check_features(data: &Data, f: &mut Findings) {
     f.require(
         !data.state.is_none() || !data.delta_actions.contains(&true),
         "data.delta_actions",
-        "makes actions differences from the state, but `data.state` is `none`",
+        "takes actions relative to the state, but `data.state` is `none`",
         "name a state, or remove the key",
     );
     if let Some(sensor) = &data.sensor {

@@ -137,7 +137,7 @@ impl RecordedNumbers<'_> {
             let episodes = lost.len();
             tracing::warn!(
                 %error,
-                "statistics of differences leave out {episodes} unreadable episodes, the first is {number}"
+                "statistics of relative actions lack {episodes} unreadable episodes, the first is {number}"
             );
         }
         if let Some((_, error)) = lost.pop().filter(|_| readable.is_empty()) {
@@ -148,9 +148,7 @@ impl RecordedNumbers<'_> {
             return Err(DataError::invalid(
                 &self.catalog.info.path,
                 "data.delta_actions",
-                format!(
-                    "no episode has the {rows} rows of a whole chunk, so there are no statistics of differences"
-                ),
+                format!("no episode has {rows} rows (a whole chunk), so relative actions have no statistics"),
                 "lower data.horizon or data.action_stride",
             ));
         }

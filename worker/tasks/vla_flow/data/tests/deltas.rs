@@ -102,7 +102,7 @@ fn what_cannot_be_a_difference_is_refused_by_name() {
     let error = refused(&[true, false, true], 1);
     assert!(error.contains("data.delta_actions") && error.contains("3 values"), "{error}");
     let error = refused(&[true], 3);
-    assert!(error.contains("10 rows of a whole chunk") && error.contains("lower data.horizon"), "{error}");
+    assert!(error.contains("10 rows (a whole chunk)") && error.contains("lower data.horizon"), "{error}");
 }
 
 #[test]
