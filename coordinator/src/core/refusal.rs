@@ -102,7 +102,7 @@ pub enum Refusal {
     },
     /// Workers see different data.
     #[error(
-        "rank {slot} sees {theirs}, but {witness} sees {ours}: data.path must hold the same data set on every node"
+        "rank {slot} sees {theirs}, but {witness} {ours}: data.path must hold the same data set on every node"
     )]
     OtherDataSet {
         /// The caller.

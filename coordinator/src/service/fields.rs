@@ -110,9 +110,9 @@ mod tests {
     #[test]
     fn names_are_no_messages() {
         let error = name("host", "x".repeat(MAX_NAME_BYTES + 1)).unwrap_err();
-        assert_eq!(error.to_string(), "host: has 4097 bytes; 4096 are allowed");
+        assert_eq!(error.to_string(), "host: has 4097 bytes; at most 4096 are allowed");
         let error = short_name("host", "x".repeat(MAX_SHORT_NAME_BYTES + 1)).unwrap_err();
-        assert_eq!(error.to_string(), "host: has 256 bytes; 255 are allowed");
+        assert_eq!(error.to_string(), "host: has 256 bytes; at most 255 are allowed");
     }
 
     #[test]

@@ -23,8 +23,9 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     let records = journal::read(&output_dir.join("coordinator"));
     let mut lines = Vec::new();
     let whole = records.as_ref().ok().and_then(|records| losses(&records.steps));
-    let [first, last] = whole.unwrap_or_else(|| ["loss_first", "loss_last"].map(|key| summary[key].clone()));
-    lines.extend(fall(Some(&first), Some(&last), "loss (mean of 10 steps)"));
+    let of_launch = || ["loss_first", "loss_last"].map(|key| summary.get(key).cloned());
+    let [first, last] = whole.map_or_else(of_launch, |losses| losses.map(Some));
+    lines.extend(fall(first.as_ref(), last.as_ref(), "loss (mean of 10 steps)"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
     if with_memory {

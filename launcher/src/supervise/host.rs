@@ -249,7 +249,10 @@ mod tests {
         });
         assert_eq!(how, ProcessExit::Code(4));
         assert_eq!(lines.len(), 2, "{lines:?}");
-        assert!(lines[1].contains("SIGKILL") && lines[1].contains("(2 of 5 within 60 s)"), "{lines:?}");
+        assert!(
+            lines[1].contains("SIGKILL") && lines[1].contains("(restart 2 of at most 5 within 60 s)"),
+            "{lines:?}"
+        );
     }
 
     #[test]

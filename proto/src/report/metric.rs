@@ -249,7 +249,7 @@ mod tests {
             assert!(problem.as_ref().is_some_and(|(field, _)| *field == "name"), "{bad}: {problem:?}");
         }
         let long = Metric::same("x".repeat(MAX_METRIC_NAME_BYTES + 1), 0.0).problem();
-        assert_eq!(long, Some(("name", "has 65 bytes; 64 are allowed".into())));
+        assert_eq!(long, Some(("name", "has 65 bytes; at most 64 are allowed".into())));
         for bad in ["", "m/s", "a unit", "seventeen_letters"] {
             let problem = Metric { unit: bad.into(), ..Metric::same("x", 0.0) }.problem();
             assert!(problem.as_ref().is_some_and(|(field, _)| *field == "unit"), "{bad}: {problem:?}");

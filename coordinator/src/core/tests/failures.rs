@@ -178,7 +178,10 @@ fn a_process_that_the_kernel_killed_for_memory_is_replaced_and_told_as_such() {
     assert_eq!(run.machine.run.faults.spent.restarts, 1);
     let mut run = Run::fragile(2);
     let actions = killed(&mut run);
-    assert!(cause(&actions).is_some_and(|cause| cause.contains("because memory ran out")), "{actions:?}");
+    assert!(
+        cause(&actions).is_some_and(|cause| cause.contains("killed by the kernel because the memory of")),
+        "{actions:?}"
+    );
     run.wait(Duration::from_secs(30));
     let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!("it goes on") };
     assert_eq!(cause.kind, CauseKind::KilledForMemory);

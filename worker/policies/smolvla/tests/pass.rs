@@ -18,7 +18,7 @@ fn inputs_that_do_not_fit_are_refused_by_name() {
     let cases = [
         (policy.given(&["noise"]), tasks, false, "`noise`: missing; expected [2, 5, 32]"),
         (policy.given(&["time"]), tasks, false, "`time`: missing"),
-        (policy.given(&["action", "time"]), tasks, true, "`action`: missing; gradients"),
+        (policy.given(&["action", "time"]), tasks, true, "`action`: missing; --gradients"),
         (policy.given(&cameras), tasks, false, "camera1, observation.images.camera2"),
         (narrow, tasks, false, "`observation.state`: of shape [6, 2]; expected [2, 6]"),
         (whole.clone(), "open it", false, "`tasks`: missing; expected a JSON list"),

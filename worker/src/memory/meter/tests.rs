@@ -25,7 +25,7 @@ fn a_micro_batch_that_will_not_fit_is_refused_before_it_runs_unless_it_cannot_be
     meter.demand.observe(1, 1 << 30);
     assert_eq!(meter.expect(attempt(100, true)), Ok(()));
     let refused = meter.expect(attempt(2000, true)).expect_err("2000 GiB do not fit in 1024");
-    assert!(refused.predicted && refused.to_string().contains("it would take about"), "{refused}");
+    assert!(refused.predicted && refused.to_string().contains("it needs about"), "{refused}");
     assert_eq!(meter.expect(attempt(2000, false)), Ok(()));
     ceiling::set(None);
 }
