@@ -42,7 +42,7 @@ fn whole(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
-        let problem = format!("it has more than {limit} bytes, which no file of this kind has");
+        let problem = format!("it has more than {limit} bytes, the maximum for a file of this kind");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
     Ok(bytes)

@@ -151,7 +151,7 @@ impl<B: Tape<Base = B>> Pass<'_, B> {
         let cameras: Vec<_> = config.cameras.iter().filter(|camera| inputs.has(camera)).collect();
         if cameras.is_empty() {
             let names = config.cameras.join(", ");
-            return Err(inputs.wrong("observation.images", format!("none of the policy's: {names}")));
+            return Err(inputs.wrong("observation.images", format!("missing; expected any of {names}")));
         }
         let (mut rows, mut pixels, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
         for (row, task) in inputs.tasks.iter().enumerate() {

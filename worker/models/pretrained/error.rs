@@ -40,8 +40,8 @@ pub enum ModelError {
     OffloadedTable(&'static str),
     /// Frozen weights were to be shared out among GPUs.
     #[error(
-        "`memory.shard: frozen` is for CPUs: gathering blocks into a GPU's memory has not been built; remove it, or train on a CPU \
-         (`--device cpu`)"
+        "`memory.shard: frozen` works only on CPUs: gathering blocks into a GPU's memory is not implemented; \
+         remove it, or train on a CPU (`--device cpu`)"
     )]
     ShardedOnDevice,
     /// A JSON file is not JSON.

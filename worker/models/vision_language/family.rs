@@ -90,6 +90,6 @@ fn not_within(dir: &Path) -> ModelError {
     ModelError::Config {
         path: dir.join("config.json"),
         field: "model_type".into(),
-        problem: "of a family that cannot be read from within a policy's file".into(),
+        problem: "a family that is not supported as the model inside a policy's file".into(),
     }
 }

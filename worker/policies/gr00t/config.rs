@@ -195,7 +195,7 @@ impl Gr00tConfig {
             });
         }
         let problem = format!(
-            "{} layers of width {}; the policy was made from a model with {layers} or more of width {width}",
+            "{} layers of width {}; the policy needs at least {layers} layers of width {width}",
             model.layers, model.hidden_size
         );
         Err(ModelError::Config { path: backbone.join("config.json"), field: "text_config".into(), problem })

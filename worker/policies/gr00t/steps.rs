@@ -129,8 +129,8 @@ fn absent(fields: &Fields<'_>, key: &str) -> Result<(), ModelError> {
     match given {
         Some(_) => Err(fields.error(
             key,
-            "given, which is not supported: it comes from NVIDIA's files for an embodiment; make the policy \
-             for `new_embodiment`, from the model's name on the hub",
+            "set, but settings from NVIDIA's files for an embodiment are not supported; make the policy for \
+             `new_embodiment`, with the model's name on the hub as `base_model_path`",
         )),
         None => Ok(()),
     }

@@ -43,7 +43,7 @@ fn constant(feature: &Numeric, dims: &[Total]) -> Option<Finding> {
         [one] => format!("never changes: dimension {one}"),
         _ => format!("never change: dimensions {}", same.join("; ")),
     };
-    let remedy = "record what moves, or leave it out of the feature";
+    let remedy = "record values that change, or remove it from the feature";
     (!same.is_empty()).then(|| Finding::warning("constant", found, remedy).feature(&feature.name))
 }
 

@@ -197,7 +197,7 @@ impl TaskSettings for SeparationSettings {
         f.require(
             waveform > 0.0 || spectrum > 0.0,
             "loss",
-            "weighs nothing, so nothing would be learned",
+            "has only weights of 0, so nothing would be learned",
             "give `waveform` or `spectrum` a weight above 0",
         );
         f.learning_rate("separator", self.optimizer.lr.separator);

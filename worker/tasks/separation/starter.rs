@@ -86,7 +86,7 @@ fn write(job: &StarterJob<'_>, found: &FoundTracks) -> Result<StarterFile, DataE
     let stems = found.stems.join(", ");
     file.lines(format_args!("  # {} tracks; the first has {seconds:.1} s", found.tracks));
     file.lines(format_args!(
-        "  stems: [{stems}] # in every track; their sum is the mixture, unless the mixture is recorded, too"
+        "  stems: [{stems}] # in every track; its mixture.wav, or else the sum of these, is the mixture"
     ));
     file.lines(format_args!("  sample_rate: {rate}\n  segment_seconds: {segment}"));
     let training = file.holdout(found.tracks);

@@ -71,7 +71,7 @@ fn write(job: &StarterJob<'_>, path: &Path, columns: &[String]) -> Result<Starte
     file.lines("model:").model(job, "T5 or mT5");
     file.lines("  weights_dtype: bfloat16 # frozen weights in half the memory\n");
     file.lines(
-        "lora:\n  targets: all-linear # every linear but the head; left out: [q, v], PEFT's choice for T5\n",
+        "lora:\n  targets: all-linear # every linear but the head; the default is [q, v], PEFT's choice for T5\n",
     );
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&path.display().to_string())));
     let all = columns.join(", ");

@@ -65,7 +65,7 @@ impl TrajectoryShape {
         let (latent, width) = (settings.network.latent_dim, shape.width());
         if latent >= width {
             return Err(TaskError::bad_input(format!(
-                "network.latent_dim: {latent} is no narrower than a trajectory of {} layers x {dim} = {width} values, so there is nothing to learn; give less than {width}",
+                "network.latent_dim: {latent}, but a trajectory has only {} layers x {dim} = {width} values, so there is nothing to learn; give less than {width}",
                 shape.layers.len()
             )));
         }

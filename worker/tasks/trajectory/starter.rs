@@ -27,14 +27,14 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
         Err(error) => return Some(Err(error)),
     };
     let mut file = Starter::new(job, "trajectory");
-    file.lines("extractor: # a frozen vision tower, whose activations are learned from");
+    file.lines("extractor: # a frozen vision tower; the network learns from its activations");
     file.model(job, "Qwen2.5-VL");
     file.lines("  spatial_resolution: 7 # 49 positions an image\n");
     file.lines("network:\n  type: autoencoder # or vae, transformer\n");
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&path.display().to_string())));
     let names: Vec<_> = data.domains.iter().map(|name| yaml_scalar(name)).collect();
     if !names.is_empty() {
-        file.lines(format_args!("  domains: [{}] # folders, which take turns", names.join(", ")));
+        file.lines(format_args!("  domains: [{}] # folders in `path`", names.join(", ")));
     }
     file.lines(format_args!("  # {images} images"));
     file.lines("  image_size: 224 # side in pixels: a multiple of 28");

@@ -156,7 +156,7 @@ impl PolicyBase {
             (
                 vla.expert.loss == PolicyLoss::Lerobot || matches!(self.kind, PolicyKind::Pi(_)),
                 "expert.loss",
-                "is openpi's, which has pi0 and pi0.5 alone; leave it out".into(),
+                "is openpi's, which is only for pi0 and pi0.5; leave it out".into(),
             ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),

@@ -233,7 +233,7 @@ impl RowStore {
         }
         let (found, expected) = (starts[starts.len() - 1], catalog.episodes.files[file as usize].rows);
         if found != expected {
-            let found = format!("{found} rows, but the episode metadata puts {expected} there");
+            let found = format!("{found} rows, but the episode metadata says {expected}");
             let without =
                 catalog.episodes.exclusion(file).map_or_else(String::new, |way| format!(", or {way}"));
             let remedy = format!("metadata and data are of different recordings: restore either{without}");

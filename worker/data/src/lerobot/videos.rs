@@ -76,7 +76,7 @@ impl VideoTable {
         };
         entries.sort_by_key(|entry| entry.episode);
         if !entries.iter().map(|entry| entry.episode).eq(0..episodes.episodes.len() as u64) {
-            let found = format!("{} episodes, not each of {}", entries.len(), episodes.episodes.len());
+            let found = format!("does not list each of {} episodes once", episodes.episodes.len());
             return Err(DataError::invalid(&dir, column(camera, "file_index"), found, RESTORE));
         }
         let table = Self::assemble(camera, &entries);

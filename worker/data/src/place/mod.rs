@@ -153,7 +153,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     }
     let content = open(path)?;
     if content.len() > limit {
-        let problem = format!("it has more than {limit} bytes, which no file of this kind has");
+        let problem = format!("it has more than {limit} bytes, the maximum for a file of this kind");
         let error = io::Error::new(io::ErrorKind::FileTooLarge, problem);
         return Err(DataError::io(path, "read")(error));
     }

@@ -311,8 +311,8 @@ impl Samples for Tracks {
             let apart = all.iter().zip(&*sample.mixture).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             if apart > MIXED {
                 let what = format!(
-                    "differs from the sum of its stems by up to {apart:.3} of full scale; mix them again, or remove the file: the \
-                     sum is then the mixture"
+                    "differs from the sum of its stems by up to {apart:.3} of full scale; mix the stems again, or remove \
+                     this file: without it, their sum is the mixture"
                 );
                 doubts.push(("mixture", at(mixture, what)));
             }

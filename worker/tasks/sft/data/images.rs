@@ -46,7 +46,7 @@ impl ImageSize {
         let resized = match (number("resized_height")?, number("resized_width")?) {
             (None, None) => None,
             (Some(height), Some(width)) => Some((height, width)),
-            _ => return Err("an image has one of `resized_height` and `resized_width`; give both".into()),
+            _ => return Err("an image has only `resized_height` or `resized_width`; give both".into()),
         };
         Ok(Self { resized, min: number("min_pixels")?, max: number("max_pixels")? })
     }

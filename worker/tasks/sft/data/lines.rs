@@ -78,7 +78,7 @@ fn image_sizes(beside: &Path, text: &str, sizes: &mut Vec<u64>) -> Result<Chat, 
         let image = beside.join(&image.path);
         let file = fs::metadata(&image).ok().filter(fs::Metadata::is_file);
         let file = file.ok_or_else(|| {
-            let remedy = "correct the path, or set data.images to where paths begin";
+            let remedy = "correct the path, or set data.images to the directory that paths start from";
             format!("there is no image {}; {remedy}", excerpt(&image.to_string_lossy()))
         })?;
         sizes.push(file.len());

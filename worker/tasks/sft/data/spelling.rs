@@ -111,7 +111,7 @@ const UNREAD: [(&str, &str); 13] = [
     ("rejected", "preferences are not trained on: remove it, and the chat alone is learned"),
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
     ("kto_tag", "preferences are not trained on: remove it, and the chat alone is learned"),
-    ("history", "write the earlier turns as turns, before the others"),
+    ("history", "write its turns at the beginning of the list of turns"),
     ("loss_mask", "mark turns that are not learned with `\"loss\": false`"),
     ("channel", "losses are not reported by channel: remove it"),
 ];
@@ -171,9 +171,7 @@ fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
             }
         };
         if given && role != Role::Assistant {
-            return Err(format!(
-                "`{key}` asks for a turn to be learned that is not the assistant's; remove it"
-            ));
+            return Err(format!("`{key}` is true for a turn that is not the assistant's; remove it"));
         }
         learned &= given;
     }
@@ -349,7 +347,7 @@ mod tests {
         }
         for (first, second, wanted) in [
             ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5; write true or false"),
-            (r#", "loss": true"#, "", "messages[0]: `loss` asks for a turn to be learned that is not"),
+            (r#", "loss": true"#, "", "messages[0]: `loss` is true for a turn that is not the assistant's"),
         ] {
             let found = Chat::parse(&line(first, second)).unwrap_err();
             assert!(found.contains(wanted), "{found}");

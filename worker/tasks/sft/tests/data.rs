@@ -320,7 +320,7 @@ fn the_size_that_a_chat_asks_for_an_image_is_obeyed_within_the_bounds_of_the_run
     let outline = ChatOutline::from_settings(&spec, &settings, shelf()).expect("sound");
     assert!(shapes.contains(&outline.images[0]), "{:?}", outline.images);
     let error = refused(&[with(r#", "resized_height": 56"#)]);
-    assert!(error.contains("one of `resized_height` and `resized_width`; give both"), "{error}");
+    assert!(error.contains("only `resized_height` or `resized_width`; give both"), "{error}");
 }
 
 #[test]

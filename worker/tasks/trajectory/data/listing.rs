@@ -117,7 +117,7 @@ pub fn list(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
 /// The images of shards, in the order of their samples.
 fn in_shards(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
     if !data.domains.is_empty() {
-        let remedy = "remove the key, or name the shards of these domains alone, as {cats,dogs}-*.tar";
+        let remedy = "remove it, and name only the shards of these domains in data.path: {cats,dogs}-*.tar";
         return Err(DataError::invalid(
             path,
             "data.domains",
@@ -158,9 +158,9 @@ fn images_of(dir: &Path, whole: bool) -> Result<Vec<PathBuf>, DataError> {
         let remedy = match &*folders {
             [] => "put .png, .jpg or .jpeg files there, or name another folder".to_owned(),
             folders if whole => {
-                format!("name folders that have images in data.domains: {}", folders.join(", "))
+                format!("set data.domains to those of its folders that have images: {}", folders.join(", "))
             }
-            folders => format!("name deeper ones: {}", folders.join(", ")),
+            folders => format!("name folders inside it: {}", folders.join(", ")),
         };
         return Err(DataError::invalid(dir, "(folder)", "has no image", remedy));
     }

@@ -61,7 +61,7 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
     f.require(
         expert.preset.is_none_or(|preset| Expert::from_preset(preset).head == expert.head),
         "expert.head",
-        "is another head than that of `expert.preset`",
+        "differs from the head of `expert.preset`",
         "leave one of them out",
     );
     f.require(
@@ -149,7 +149,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
     f.require(
         !train || expert != 0.0 || brought,
         "optimizer.lr.expert",
-        "is 0, and then nothing trains at all: a new expert's output layer is zero and passes no gradient on until it has moved",
+        "is 0, so nothing would ever train: a new expert's output layer is zero, and passes no gradient on while it is zero",
         "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
     );
     f.require(
@@ -190,7 +190,7 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
         f.require(
             matches!(tap, TapSetting::Auto | TapSetting::Final),
             "cache.tap",
-            "comes before the final hidden states, which are what `periodic` caches",
+            "comes before the final hidden states, but `periodic` caches only those",
             "use `auto`",
         );
     }

@@ -15,7 +15,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     let fixed = [
         ("expert.layers", expert.layers == own.layers, "it has as many blocks as the language model layers"),
         ("expert.feature_norm", !expert.feature_norm, "each of its blocks has a norm of its own"),
-        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "the prompt tells it the state"),
+        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "the state is in the prompt"),
         (
             "expert.action_decoder",
             expert.action_decoder == Projection::Mlp,
@@ -33,13 +33,13 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         data.sensor.is_none() && data.sets.iter().all(|set| set.sensor.is_none()),
         "data.sensor",
-        "is read, but no action of the head `layerwise` attends to a sensor's tokens",
+        "is an input, but the head `layerwise` does not take a sensor",
         "remove it",
     );
     f.require(
         observation.max_text_tokens.is_none() || !data.has_state(),
         "observation.max_text_tokens",
-        "cuts the end of the text, where the head `layerwise` is told the state",
+        "cuts the end of the prompt, but with the head `layerwise` the state stands there",
         "remove it, or set `data.state: none`",
     );
 }

@@ -37,13 +37,13 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         !data.has_state(),
         "data.state",
-        "is read, but the head `oft` sees images and text alone",
+        "is an input, but the head `oft` takes only images and text",
         "set `data.state: none`",
     );
     f.require(
         data.sensor.is_none() && data.sets.iter().all(|set| set.sensor.is_none()),
         "data.sensor",
-        "is read, but the head `oft` sees images and text alone",
+        "is an input, but the head `oft` takes only images and text",
         "remove it",
     );
 }

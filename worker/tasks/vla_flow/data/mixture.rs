@@ -99,7 +99,7 @@ impl Mixture {
             return Dataset::from_spec(spec, models);
         }
         let set = settings.data.set(settings.serve.set.as_deref().unwrap_or_default()).map_err(|names| {
-            let remedy = format!("say which is meant: serve.set with one of {names}");
+            let remedy = format!("choose one: set serve.set to one of {names}");
             DataError::invalid(Path::new(&spec.data.path), "data.sets", "several data sets", remedy)
         })?;
         Dataset::from_spec(&settings.spec_of_set(spec, set), models)

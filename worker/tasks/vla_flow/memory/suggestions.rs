@@ -193,7 +193,7 @@ impl Subject {
             saves: now.peak() as i64 - eight.peak() as i64,
             remark: match ask.place {
                 _ if self.offloaded(ask.place) => "moments and replica are in host memory",
-                _ if eight.of(Category::Replica) > 0 => "a replica of another rank's part comes with it",
+                _ if eight.of(Category::Replica) > 0 => "ranks also hold replicas of other ranks' parts",
                 _ => "moments only; gradients and weights stay whole",
             }
             .into(),

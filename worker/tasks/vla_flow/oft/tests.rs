@@ -271,7 +271,7 @@ fn what_the_head_does_not_see_is_refused_by_name() {
         let loaded = Policy::<Flex>::load(&spec(MODEL, &[]), shelf(), dims, &Default::default());
         loaded.err().map(|error| error.to_string()).expect("refused")
     };
-    assert!(refused(SampleDims { state: 3, ..DIMS }).starts_with("data.state: is read"));
+    assert!(refused(SampleDims { state: 3, ..DIMS }).starts_with("data.state: is an input"));
     let sensor = SampleDims { sensor_window: 4, sensor_channels: 2, ..DIMS };
-    assert!(refused(sensor).starts_with("data.sensor: is read"));
+    assert!(refused(sensor).starts_with("data.sensor: is an input"));
 }

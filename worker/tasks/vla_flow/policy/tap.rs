@@ -128,7 +128,7 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts, most: Tap) -> Result<Optio
     };
     check(named, cache.mode, adapted, deepest)?;
     if named > most {
-        let problem = format!("is {named}, but the head needs what comes before it; use `auto` ({deepest})");
+        let problem = format!("is {named}, but the head also reads earlier layers; use `auto` ({deepest})");
         return refuse("cache.tap", problem);
     }
     Ok(Some(named))

@@ -458,7 +458,7 @@ impl RequestReader for ObservationReader {
                 noise
             }
             Some(_) if !self.file.flow.head.is_flow() => {
-                let problem = "is given, but this policy draws none; leave it out";
+                let problem = "is given, but this policy samples without noise; leave it out";
                 return Err(BadRequest::new(NOISE, problem.to_owned()));
             }
             Some(_) => {

@@ -50,7 +50,7 @@ pub fn fill(dir: &Path, layout: &TrainableLayout, values: &mut [f32]) -> Result<
     let filled = |group: Group| group == Group::LORA || GROUPS.iter().any(|(known, _)| *known == group);
     match layout.params().iter().find(|param| !filled(param.group)) {
         None => Ok(()),
-        Some(param) => Err(TaskError::bad_input(format!("{}: none of the run's files holds it", param.name))),
+        Some(param) => Err(TaskError::bad_input(format!("{}: in none of the run's files", param.name))),
     }
 }
 

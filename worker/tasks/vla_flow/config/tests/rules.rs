@@ -284,7 +284,7 @@ fn a_head_without_a_flow_is_another_run_and_has_no_keys_of_a_flow() {
         assert_eq!(fields, [field], "{error}");
     }
     let error = read(SMALL, &["expert.preset=oft"]).expect_err("the default has a state").to_string();
-    assert!(error.contains("data.state: is read") && error.contains("`data.state: none`"), "{error}");
+    assert!(error.contains("data.state: is an input") && error.contains("`data.state: none`"), "{error}");
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn values_that_normalization_makes_far_too_large_are_a_warning() {
     });
     let told = opened.expect("it can be trained on").warnings();
     let parts = [
-        "action: dimension 1 is 1 somewhere",
+        "action: dimension 1 has a value of 1,",
         "`quantiles` (q01 0 and q99 0)",
         "2.0e8",
         "data.normalization.action",
