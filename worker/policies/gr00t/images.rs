@@ -86,7 +86,9 @@ impl ImageProcessor for Gr00tImages {
     fn describe(&self) -> String {
         let ImageGeometry { target, crop } = self.geometry;
         let own = self.backbone.describe();
-        format!("GR00T: {target}x{target}, centre crop {crop}x{crop}, bicubic on uint8 (torchvision); {own}")
+        format!(
+            "GR00T: {target}x{target}, its middle {crop}x{crop}, bicubic as torchvision's on bytes; {own}"
+        )
     }
 
     fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String> {
