@@ -87,7 +87,7 @@ fn an_overrun_on_one_of_four_ranks_costs_one_attempt_and_changes_nothing_that_is
             assert_eq!(numbers(&lines, "attempts"), [1, 1, 1, 2, 1, 1], "{phase}, rank {rank}");
             assert_eq!(numbers(&lines, "micro_batch"), [4, 4, 4, 2, 2, 2], "{phase}, rank {rank}");
         }
-        let message = format!("out of memory in {phase}: wanted");
+        let message = format!("out of memory in {phase}: requested");
         assert!(printed.contains(&message) && printed.contains("held: "), "{printed}");
         assert!(
             printed.contains("rank 2: out of memory: all ranks go from a micro-batch of 4 to 2"),

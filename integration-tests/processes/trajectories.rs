@@ -147,7 +147,7 @@ fn what_people_can_mend_is_refused_before_the_first_step_and_a_damaged_image_is_
         &["data.domains=[shapes, sketches]"],
         &["pictures/sketches", "no such folder", "name some of shapes"],
     );
-    refused(&["data.domains=[]"], &["has no image", "data.domains: shapes"]);
+    refused(&["data.domains=[]"], &["has no image", "that have images: shapes"]);
     refused(&["network.latent_dim=384"], &["network.latent_dim: 384", "give less than 384"]);
 
     std::fs::write(shapes.join("03.png"), b"\x89PNG\r\n\x1a\n broken").expect("a file");

@@ -28,9 +28,7 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
     lines.extend(fall(first.as_ref(), last.as_ref(), "loss (mean of 10 steps)"));
     lines.extend(held_out(&summary["error_before"], &summary["error_after"]));
     lines.extend(peaks(&summary["peak_memory"]));
-    if with_memory {
-        lines.extend(compared(&summary["memory"]));
-    }
+    lines.extend(with_memory.then(|| compared(&summary["memory"])).into_iter().flatten());
     if let Ok(records) = records {
         lines.extend(left_out(&records.steps));
         lines.extend(saved(output_dir, records.steps.len() as u64));

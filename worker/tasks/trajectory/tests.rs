@@ -291,7 +291,7 @@ fn folders_that_cannot_be_used_are_refused_and_damaged_images_are_their_own_samp
     let refused = |domains: Value| at(domains).err().expect("refused").to_string();
     assert!(refused(json!([])).contains("put .png, .jpg or .jpeg files there"));
     fs::create_dir(dir.path().join("inside")).expect("a folder");
-    assert!(refused(json!([])).contains("data.domains: inside"));
+    assert!(refused(json!([])).contains("that have images: inside"));
     assert!(refused(json!(["outside"])).contains("name some of inside"));
     let place = |name: &str| dir.path().join("inside").join(name);
     for name in ["a.PNG", "b.png"] {

@@ -169,7 +169,7 @@ mod tests {
         is_made(&empty);
         let message =
             find(&empty.display().to_string(), Repository::Model).expect_err("no model").to_string();
-        assert!(message.contains("empty: (directory): is empty; name the model's directory"), "{message}");
+        assert!(message.contains("empty: (directory): is empty; name another directory"), "{message}");
         let message = find("owner/name", Repository::Model).expect_err("nothing is there").to_string();
         assert!(
             message.contains("no such directory") && message.contains("`hf download owner/name`"),

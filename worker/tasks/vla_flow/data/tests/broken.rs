@@ -237,7 +237,7 @@ fn metadata_and_data_of_different_recordings_do_not_mix() {
         let file = "data/chunk-000/file-000.parquet";
         std::fs::copy(theirs.path().join(file), dir.join(file)).unwrap();
     };
-    refused_at_open(mix, &["file-000.parquet", "7 rows", "puts 6 there"]);
+    refused_at_open(mix, &["file-000.parquet", "7 rows", "metadata says 6"]);
     // The same number of rows, cut into episodes differently: seen when the row is read.
     let shifted = Recording { episodes: vec![(4, 0), (2, 0), (7, 1), (4, 2)], ..Default::default() };
     let dataset = open_spoiled(&Recording::default(), |dir, _| {
