@@ -185,7 +185,7 @@ fn a_whole_node_lost_costs_no_step_whatever_it_was_doing() {
             let report = sound(&script);
             assert!(report.has_finished(), "{report}");
             assert_eq!(report.repeated, 0, "node {node} of {nodes} at {at_s} s:\n{report}");
-            assert!(report.told("(replica)").is_some(), "{report}");
+            assert!(report.told("(state: replica)").is_some(), "{report}");
         }
     }
 }
