@@ -66,10 +66,10 @@ pub struct CoordinatorArgs {
     /// Run id [default: the journal's, else a new one]
     #[arg(long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
-    /// Seconds to wait for the minimum of machines [default: 600]
+    /// Seconds to wait until the minimum of machines has joined [default: 600]
     #[arg(long, alias = "join_timeout", value_name = "SECONDS")]
     join_timeout: Option<f64>,
-    /// Seconds to wait after that for the maximum of machines [default: 30]
+    /// Seconds to wait for more machines after that [default: 30]
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
     #[command(flatten)]

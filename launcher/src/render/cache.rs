@@ -34,7 +34,7 @@ fn headline(status: &CacheStatus) -> String {
     let mode = names::cache_mode(status.mode);
     let mut parts = vec![format!("cache {mode}, tap {}", status.tap)];
     parts.push(match (status.serving, status.waits_at) {
-        (_, Some(step)) => format!("waits for the drift at step {step}"),
+        (_, Some(step)) => format!("measures its drift before step {step}"),
         (0, None) => "everything trains".to_owned(),
         (serving, None) => format!("version {serving} is used"),
     });
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn waiting_is_reported() {
         let waiting = CacheStatus { waits_at: Some(200), generations: vec![], drifts: vec![], ..status() };
-        assert_eq!(text(&waiting), "cache periodic, tap auto · waits for the drift at step 200");
+        assert_eq!(text(&waiting), "cache periodic, tap auto · measures its drift before step 200");
     }
 
     #[test]

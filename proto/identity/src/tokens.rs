@@ -50,11 +50,11 @@ impl Tokens {
         let stamp = file::stamp(path);
         let held = TokenTable { granted: file::read(path)?, leaving: Vec::new(), stamp, unread: false };
         let tokens = Self(Arc::new(RwLock::new(held)));
-        let (watched, path) = (Arc::downgrade(&tokens.0), path.to_owned());
+        let (watched, watched_path) = (Arc::downgrade(&tokens.0), path.to_owned());
         thread::Builder::new()
             .name("tokens".into())
-            .spawn(move || watch(&watched, path))
-            .map_err(|error| IdentityError::file(Path::new("a thread that reads tokens"), error))?;
+            .spawn(move || watch(&watched, watched_path))
+            .map_err(|error| IdentityError::file(path, format!("no thread can be started: {error}")))?;
         Ok(tokens)
     }
 

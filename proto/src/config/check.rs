@@ -229,7 +229,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         optimizer.ema_power.is_none() || optimizer.ema_decay.is_some(),
         "optimizer.ema_power",
         "is given without `optimizer.ema_decay`",
-        "give both, for instance 0.9999 and 0.75, or remove it",
+        "set `optimizer.ema_decay`, for instance to 0.9999, or remove it",
     );
     let LossScale { initial, growth_interval } = optimizer.loss_scale;
     f.require(

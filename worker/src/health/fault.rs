@@ -11,7 +11,7 @@ const HEALTH: &str = "COX_FAULT_HEALTH";
 /// What is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// The known computation.
+    /// The device check.
     Known,
     /// What the driver says.
     Device,

@@ -1,4 +1,4 @@
-//! A short computation whose result is known: what a device that is sound must come to, whatever it is.
+//! The device check: a short computation whose result is known, whatever the device is.
 //!
 //! Matrices hold small whole numbers, so every product and every sum is exact in float32, in any order of
 //! additions, with or without fused operations; integer arithmetic on the host says what is right. The
@@ -21,7 +21,7 @@ const OUTPUTS: usize = 131;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongResult {
     /// An element is another number than it must be.
-    #[error("the known computation: element {at} of the {what} is {found} instead of {exact}")]
+    #[error("device check: element {at} of the {what} is {found} instead of {exact}")]
     Element {
         /// Which result.
         what: &'static str,
@@ -33,13 +33,13 @@ pub enum WrongResult {
         exact: i64,
     },
     /// A layer gave different bits the second time.
-    #[error("the known computation: the same layer gave different bits the second time")]
+    #[error("device check: the same layer, computed twice, gave two different results")]
     Unrepeatable,
     /// A test has asked for it.
     #[error("{0}")]
     Injected(String),
     /// The device refused.
-    #[error("the known computation failed on the device: {0}")]
+    #[error("the device check failed: {0}")]
     Refused(String),
 }
 

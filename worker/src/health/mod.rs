@@ -34,7 +34,7 @@ const DISK_PATIENCE: Duration = Duration::from_secs(20);
 /// Clocks further apart than this make logs of several machines hard to read, and certificates fail.
 const CLOCKS_APART: Duration = Duration::from_secs(2);
 
-/// What is looked at, besides memory and the known computation.
+/// What is looked at, besides memory and the device check.
 pub struct Site<'a> {
     /// Where checkpoints go.
     pub output_dir: &'a Path,
@@ -44,8 +44,8 @@ pub struct Site<'a> {
     pub driver: Option<&'a dyn device::Driver>,
 }
 
-/// Looks at everything but the known computation, which runs where the trainer computes. What is worth
-/// knowing; or, as an error, why this machine is not to be used.
+/// Looks at everything but the device check, which runs where the trainer computes. What is worth knowing; or,
+/// as an error, why this machine is not to be used.
 pub fn check(site: &Site<'_>) -> Result<Vec<String>, String> {
     let mut worth_knowing = Vec::new();
     if let Some(fault) = InjectedFault::for_check(Check::Device) {

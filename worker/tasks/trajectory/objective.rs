@@ -193,12 +193,11 @@ impl<B: Tape<Base = B>> Extractor<B> for TrajectoryObjective<B> {
     }
 
     fn describe(&self) -> Vec<String> {
-        let what =
-            if self.model.plan.is_some() { "the network's adapters train" } else { "the network trains" };
+        let what = if self.model.plan.is_some() { "the network's adapters" } else { "the network" };
         vec![
             format!("features: {}", self.tap()),
             "skipped for cached images: the whole extractor".into(),
-            format!("every step: {what}, as without a cache"),
+            format!("all steps train {what}, as without a cache"),
         ]
     }
 

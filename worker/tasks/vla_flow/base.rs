@@ -128,7 +128,7 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "or a limit of pixels is set, but the policy resizes images itself; leave both out".into(),
+                "has no effect, nor have limits of pixels: this policy resizes images itself; leave them out".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (

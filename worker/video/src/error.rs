@@ -68,7 +68,7 @@ pub enum Fault {
         command: &'static str,
     },
     /// More than a bound of [`crate::limits`].
-    #[error("{what} is {value}, more than the limit of {limit}; the file is damaged or not a robot's camera")]
+    #[error("{what}: {value}, above the limit of {limit}; the file is damaged or not a robot's camera")]
     Limit {
         /// Which quantity.
         what: &'static str,

@@ -21,7 +21,7 @@ fn tells(run: &mut Run, rank: u32, sequence: u64) -> Vec<Action> {
 fn fails_its_check(run: &mut Run, rank: u32, pid: u32) -> Vec<Action> {
     let failure = Failure {
         slot: Some(Slot(rank)),
-        ..Failure::of_run(CauseKind::Hardware, "the known computation is wrong".into())
+        ..Failure::of_run(CauseKind::Hardware, "the device check: a wrong result".into())
     };
     let mut actions = run.tell(Ask::Failure { run_id: RUN.into(), worker: None, failure, sample: None });
     let ended = ProcessExit::Code(4);

@@ -46,7 +46,7 @@ pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
     let table = Table::read_footer(path)?;
     let (texts, indices) = (table.texts("task")?, table.integers("task_index")?);
     let (Some(texts), Some(indices)) = (texts, indices) else {
-        let found = format!("columns {:?}", table.names());
+        let found = format!("{:?}", table.names());
         let remedy = "expected task_index as integers, and the task as text";
         return Err(DataError::invalid(path, "columns", found, remedy));
     };

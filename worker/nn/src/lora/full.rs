@@ -160,7 +160,7 @@ pub(super) fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'stat
     let adapted = |name: &str| lora.is_some_and(|plan| plan.adapter(name).is_some());
     match module.kind {
         ModuleKind::Embedding { tied: true, .. } if adapted(HEAD) => Some(
-            "whose table is the LM head's weight, which has a LoRA adapter; take one of them out of lora.targets, or out of this key",
+            "which shares its weight with the LM head, and that has a LoRA adapter; take lm_head out of lora.targets, or this module out of this key",
         ),
         _ if adapted(&module.name) => {
             Some("which has a LoRA adapter; take it out of lora.targets, or out of this key")

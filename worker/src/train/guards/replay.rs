@@ -214,7 +214,7 @@ fn run<B: Tape<Base = B>>(
         Err(error) if error.is_not_finite() => Some(SliceOutcome::NotFinite),
         // Its own rank meets this, too, if it is the sample's or the batch's fault.
         Err(error @ (TrainError::DoesNotFit { .. } | TrainError::Data(_) | TrainError::Task(_))) => {
-            tracing::info!(step = step.0, %error, "another rank's slice cannot be run here, and is not compared");
+            tracing::info!(step = step.0, %error, "another rank's micro-batches cannot be run here: the check of its gradients is skipped");
             None
         }
         Err(error) => return Err(error),

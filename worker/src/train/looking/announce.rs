@@ -44,8 +44,7 @@ impl ValidationState {
         ));
         if bench.members.computes == Computes::OnGpu {
             lines.push(
-                "kernels are compiled and products tuned when they are first used: a first launch can stand still for minutes before its \
-                 first step"
+                "kernels are compiled and matmuls tuned at their first use: a first launch may take minutes before its first step"
                     .into(),
             );
         }

@@ -45,7 +45,7 @@ pub struct Summary {
     /// Seconds from the first of these steps to the last.
     pub train_seconds: f64,
     /// Seconds of [`train_seconds`](Self::train_seconds) that rank 0's first step on a GPU took beyond those
-    /// after it: kernels compiled and products tuned.
+    /// after it: kernels compiled and matmuls tuned.
     #[serde(default)]
     pub warm_up_seconds: f64,
     /// Samples trained on per second, over all ranks, without the warm-up.

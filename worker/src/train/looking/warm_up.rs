@@ -1,5 +1,5 @@
 //! What the first step of a process on a GPU took beyond the ones after it: kernels are compiled, and
-//! products tuned.
+//! matmuls tuned.
 //!
 //! It is told apart, so that a short run's speed is a long run's.
 
@@ -33,7 +33,7 @@ impl WarmUp {
         let usual = self.usual().filter(|_| self.later.len() == COMPARED)?;
         (first >= usual * WORTH_TELLING).then(|| {
             format!(
-                "warm-up: the first step took {}, the next ones {}: kernels were compiled and products tuned",
+                "warm-up: the first step took {}, the next ones {}: kernels were compiled and matmuls tuned",
                 human::time(first),
                 human::time(usual)
             )

@@ -36,8 +36,7 @@ pub enum StateError {
     },
     /// Values that no file, or more than one, has.
     #[error(
-        "{kind} of {parameter}: values {begin}..{end} are in {copies} of the files; give each file of the \
-         checkpoint exactly once"
+        "{kind} of {parameter}: values {begin}..{end} are in {copies} of the checkpoint's files instead of one"
     )]
     Coverage {
         /// A buffer of the update rule's state, or `ema`.

@@ -38,7 +38,7 @@ fn check_init(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     f.require(
         !named || adapter.is_none(),
         "lora.init_from",
-        "and `train.init_from.lora` both say what LoRA starts from",
+        "says what LoRA starts from, and so does `train.init_from.lora`",
         "remove one of them",
     );
     f.require(

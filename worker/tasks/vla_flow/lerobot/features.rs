@@ -36,7 +36,7 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
         vec![
             format!("features: {}", self.tap()),
             format!("skipped for cached samples: reading and scaling images, {}", self.skipped()),
-            "every step: the same parameters as without a cache".into(),
+            "all steps train the same parameters as without a cache".into(),
         ]
     }
 

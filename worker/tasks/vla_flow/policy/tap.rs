@@ -83,7 +83,7 @@ impl TrainedParts {
         let parts: Vec<&str> =
             [vision, embedding, &layers].into_iter().filter(|part| !part.is_empty()).collect();
         match &parts[..] {
-            [] => "nothing of the vision-language model".into(),
+            [] => String::new(),
             [rest @ .., last] if !rest.is_empty() => format!("{what} in {} and {last}", rest.join(", ")),
             parts => format!("{what} in {}", parts.concat()),
         }
@@ -166,13 +166,16 @@ fn check(tap: Tap, mode: CacheMode, adapted: &TrainedParts, deepest: Tap) -> Res
 
 /// For the log: where features are taken, what is skipped, and what trains in which steps. One line each.
 pub fn describe(tap: Tap, mode: CacheMode, adapted: &TrainedParts) -> [String; 3] {
-    let trains = format!("{}, the expert and the sensor encoder train", adapted.words());
+    let trains = match adapted.words() {
+        vlm if vlm.is_empty() => "train the expert and the sensor encoder alone".to_owned(),
+        vlm => format!("train {vlm}, the expert and the sensor encoder"),
+    };
     let steps = match mode {
         CacheMode::Periodic => format!(
-            "live steps: {trains}; cached steps: the expert and the sensor encoder train, LoRA is paused \
+            "live steps {trains}; cached steps train the expert and the sensor encoder, and pause LoRA \
              (weights and moments)"
         ),
-        CacheMode::Exact | CacheMode::Off => format!("every step: {trains}, as without a cache"),
+        CacheMode::Exact | CacheMode::Off => format!("all steps {trains}, as without a cache"),
     };
     [format!("features: {tap}"), format!("skipped for cached samples: {}", tap.skips()), steps]
 }
@@ -270,18 +273,17 @@ mod tests {
         let [tap, skipped, steps] = describe(Tap::Layer(4), CacheMode::Exact, &adapted(&[4, 5]));
         assert_eq!(tap, "features: the input of decoder layer 4 (pre-norm)");
         assert!(skipped.ends_with("the vision tower, the embedding and decoder layers 0 to 3"), "{skipped}");
-        assert!(steps.starts_with("every step: LoRA in decoder layers 4 to 5, the expert"), "{steps}");
+        assert!(steps.starts_with("all steps train LoRA in decoder layers 4 to 5, the expert"), "{steps}");
         for (is_adapted, what) in [(true, "LoRA and whole modules"), (false, "whole modules")] {
             let whole = TrainedParts { adapted: is_adapted, in_full: true, ..adapted(&[4]) };
             let [_, _, steps] = describe(Tap::Layer(4), CacheMode::Exact, &whole);
-            assert!(steps.starts_with(&format!("every step: {what} in decoder layer 4")), "{steps}");
+            assert!(steps.starts_with(&format!("all steps train {what} in decoder layer 4")), "{steps}");
         }
         let [_, _, steps] = describe(Tap::Final, CacheMode::Periodic, &adapted(&[1, 4]));
-        assert!(steps.contains("live steps: LoRA in 2 decoder layers from 1 to 4"), "{steps}");
-        assert!(
-            steps.contains("cached steps: the expert and the sensor encoder train, LoRA is paused"),
-            "{steps}"
-        );
+        assert!(steps.contains("live steps train LoRA in 2 decoder layers from 1 to 4"), "{steps}");
+        assert!(steps.contains("cached steps train the expert and the sensor encoder, and pause LoRA"), "{steps}");
+        let [_, _, steps] = describe(Tap::Final, CacheMode::Exact, &TrainedParts::default());
+        assert!(steps.starts_with("all steps train the expert and the sensor encoder alone"), "{steps}");
     }
 
     #[test]
