@@ -128,7 +128,8 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "has no effect, nor have limits of pixels: this policy resizes images itself; leave them out".into(),
+                "has no effect, nor have limits of pixels: this policy resizes images itself; leave them out"
+                    .into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (

@@ -183,8 +183,7 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     })?;
     let ascends = deepstack_blocks.windows(2).all(|pair| pair[0] < pair[1]);
     if !ascends || deepstack_blocks.last().is_some_and(|&last| last >= depth) {
-        let problem =
-            format!("{deepstack_blocks:?}; expected ascending block numbers below depth ({depth})");
+        let problem = format!("{deepstack_blocks:?}; expected ascending block numbers below depth ({depth})");
         return Err(f.error("deepstack_visual_indexes", problem));
     }
     let positions = f.size("num_position_embeddings")?;

@@ -281,7 +281,10 @@ mod tests {
         }
         let [_, _, steps] = describe(Tap::Final, CacheMode::Periodic, &adapted(&[1, 4]));
         assert!(steps.contains("live steps train LoRA in 2 decoder layers from 1 to 4"), "{steps}");
-        assert!(steps.contains("cached steps train the expert and the sensor encoder, and pause LoRA"), "{steps}");
+        assert!(
+            steps.contains("cached steps train the expert and the sensor encoder, and pause LoRA"),
+            "{steps}"
+        );
         let [_, _, steps] = describe(Tap::Final, CacheMode::Exact, &TrainedParts::default());
         assert!(steps.starts_with("all steps train the expert and the sensor encoder alone"), "{steps}");
     }
