@@ -233,10 +233,16 @@ class Run:
         return json.loads(answer.stdout or "{}")  # Without an answer, all is missing.
 
     def had_both_workers(self):
-        """Whether no step was made by one worker."""
+        """Whether every step that stayed committed was made by two workers."""
         log = (self.output / "logs/coordinator.log").read_text(errors="replace")
         joined = re.findall(r"\((\d) of 2 workers\)", log.split("starting: generation 1 ")[0])
-        return set(joined[-1:] + re.findall(r"generation \d+: (\d) of 2 workers", log)) == {"2"}
+        generations = re.findall(r"generation \d+: (\d) of 2 workers, from step (\d+)", log)
+        stands = STEPS
+        for size, first in reversed([(joined[-1], 0), *generations]):
+            if size != "2" and int(first) < stands:
+                return False
+            stands = min(stands, int(first))
+        return True
 
     def bits(self):
         return [hashlib.sha256((self.output / name).read_bytes()).hexdigest() for name in RESULTS]
