@@ -153,7 +153,7 @@ class Run:
         flags = ["--nproc-per-node=2"]
         if len(self.places) == 2:
             flags = ["--nproc-per-node=1", "--nnodes=" + ("1:2" if self.shape == "elastic" else "2"), f"--node-rank={place}",
-                     f"--rdzv-endpoint={self.endpoint}", "--rdzv-conf=last_call_timeout=0"]
+                     f"--rdzv-endpoint={self.endpoint}", "--rdzv-conf=last_call_timeout=30"]
         command = [self.cox, "run", "configs/quickstart.yaml", *keys, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("COX_", "PET_", "SLURM_"))}
         if self.machines:
