@@ -18,7 +18,7 @@ from kubeflow_trainer_api import models
 
 STEPS = 40
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/cox/status"
-MARK = "progress of the TrainJob"
+MARK = "cannot report the TrainJob's progress"
 
 
 class Controller:

@@ -60,7 +60,7 @@ pub fn limits(root: &Path) -> String {
         format!("this control group may have {max} processes and threads ({file}): raise it")
     });
     let user = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != libc::RLIM_INFINITY);
-    let user = user.map(|(soft, _)| format!("this user may have {soft} (ulimit -u)"));
+    let user = user.map(|(soft, _)| format!("this user may have {soft} threads (ulimit -u): raise it"));
     let told: Vec<_> = [group, user].into_iter().flatten().collect();
     match told.is_empty() {
         true => "the machine has no more (kernel.threads-max, kernel.pid_max)".to_owned(),

@@ -97,7 +97,7 @@ pub fn compare(records: &RunRecords, testimony: &Testimony) -> Judgement {
         let own = testimony.lines().filter(|line| line.witnessed.run == records.run_id);
         for line in own.filter(|line| !committed.contains(&line.witnessed.step)) {
             let text =
-                format!("taken in generation {}, but the ledger has no such step", line.witnessed.generation);
+                format!("ran in generation {}, but the ledger has no such step", line.witnessed.generation);
             judgement.differences.push(difference(testimony, line, text));
         }
     }
@@ -244,7 +244,7 @@ impl RowComparison<'_> {
             if found.insert(line.witnessed.rank, line).is_some() {
                 self.differs(
                     Some(line),
-                    format!("taken twice by one rank in generation {}", line.witnessed.generation),
+                    format!("recorded twice by one rank in generation {}", line.witnessed.generation),
                 );
             }
         }
@@ -314,7 +314,7 @@ impl RowComparison<'_> {
                 self.lines.iter().filter(is_there).map(|line| line.witnessed.rank.to_string()).collect();
             let told = format!(
                 "{} of epoch {} occur more than once in what ranks {} trained on, in quarantined samples \
-                 and in other ranks' slices",
+                 and in the slices of ranks without a record",
                 listed(std::slice::from_ref(&again)),
                 row.epoch,
                 ranks.join(", ")
@@ -328,7 +328,7 @@ impl RowComparison<'_> {
         let own = self.testimony.of_step(self.row.step).iter().filter(|line| line.witnessed.run == run_id);
         for line in own.filter(|line| Some(line.witnessed.generation) > counting) {
             let told = format!(
-                "taken in generation {}, but the ledger has no such step of it",
+                "ran in generation {}, but the ledger has no such step of that generation",
                 line.witnessed.generation
             );
             self.differs(Some(line), told);
@@ -357,7 +357,7 @@ fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
 /// Whether a step was left out, and why.
 fn handled(cause: Option<SkipCause>) -> String {
     let why = |cause| Skip { cause, samples: Vec::new() };
-    cause.map_or_else(|| "learned from".to_owned(), |cause| format!("left out ({})", why(cause)))
+    cause.map_or_else(|| "trained on".to_owned(), |cause| format!("left out ({})", why(cause)))
 }
 
 /// `positions 4..8, 9..10`.

@@ -57,7 +57,7 @@ pub enum BucketError {
     },
     /// Another launch has taken the run.
     #[error(
-        "another launch of this run has taken over {address} ({launcher}, {ago} s ago): this one uploads no more and exits"
+        "another launch of this run has taken over {address} ({launcher}, {ago} s ago): this launch stops uploading and exits"
     )]
     Superseded {
         /// The run's address.

@@ -74,8 +74,8 @@ impl LaunchableRun {
         if let Some(step) = self.resumes_at.filter(|_| !self.damaged.is_empty()) {
             let damaged = self.damaged.join(", ");
             tracing::warn!(
-                "damaged checkpoints: {damaged}; the run continues from step {step}: if there are copies, \
-                 restore them first"
+                "damaged checkpoints: {damaged}; the run continues from step {step}; to keep later steps, \
+                 restore copies of the damaged checkpoints before starting it"
             );
         }
         if self.lost > 0 {
@@ -219,11 +219,11 @@ fn same_data(before: Option<PriorRun<'_>>, spec: &RunSpec, samples: &dyn Samples
     if found == fingerprint {
         return Ok(());
     }
-    let counted = training_samples.map(|samples| format!(", {samples} training samples"));
+    let counted = training_samples.map(|samples| format!(" and {samples} training samples"));
     Err(CliError::bad_input(format!(
         "data.path {}: not the data set that this run has trained on: it has fingerprint {} and {} training samples; \
-             the run's had {}{} (data.path {}). Name that data set, which may have been moved, or give this run \
-             another run.output_dir. To start over in this one, set train.resume=false",
+             the run's data set had fingerprint {}{} (data.path {}). Set data.path to that data set (it may have \
+             been moved), or choose another run.output_dir. To start over in this one, set train.resume=false",
         spec.data.path,
         short(&found),
         samples.epoch_len(),
@@ -244,8 +244,8 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), CliError> {
         None => "no digest".to_owned(),
     };
     Err(CliError::bad_input(format!(
-        "{} {}: apparently not the pretrained model that this run began with: it has {}; the run's had {} \
-             ({}). Name that model, which may have been moved if it has a digest, or give this run another \
+        "{} {}: apparently not the pretrained model that this run began with: it has {}; the run's model had {} \
+             ({}). Use that model (it may have been moved if it has a digest), or choose another \
              run.output_dir. To start over in this one, remove {}/coordinator and set train.resume=false",
         here.key,
         here.path,

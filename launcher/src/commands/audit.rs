@@ -53,12 +53,12 @@ pub fn execute(args: &AuditArgs) -> Outcome {
     match (audit::totals(&accounts), differing) {
         ((0, 0), 0) => Ok(()),
         ((0, 0), differing) => {
-            let text = format!("the ledger differs from what ranks have recorded: {differing} differences");
+            let text = format!("differences between the ledger and what ranks have recorded: {differing}");
             Err(CliError::new(Exit::Audit, text))
         }
         ((missing, duplicate), _) => {
             let text = format!(
-                "the ledger does not add up: {missing} samples are missing, {duplicate} were used twice"
+                "the ledger does not add up: samples that are missing: {missing}, used twice: {duplicate}"
             );
             Err(CliError::new(Exit::Audit, text))
         }

@@ -89,9 +89,9 @@ fn verify(args: &VerifyArgs) -> Outcome {
     let left = if args.repair { 0 } else { damaged };
     let text = match (left, unusable) {
         (0, 0) => return Ok(()),
-        (0, _) => format!("{unusable} files cannot be used; `cox cache gc` removes those that cox wrote"),
+        (0, _) => format!("unusable files: {unusable}; `cox cache gc` removes those that cox wrote"),
         _ => format!(
-            "{damaged} records or shards are damaged, {unusable} files cannot be used; runs recompute what they need; \
+            "damaged records or shards: {damaged}, unusable files: {unusable}; runs recompute what they need; \
              `cox cache verify --repair` rewrites the shards without the damaged records"
         ),
     };

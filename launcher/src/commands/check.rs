@@ -48,7 +48,7 @@ pub fn execute(args: &CheckArgs) -> Outcome {
     let outlooks = accepted.outline.iter().flat_map(|outline| &outline.forecast.outlooks);
     let modes: String = outlooks
         .filter(|_| auto)
-        .map(|outlook| format!("\nrecompute {}: auto, in {}", outlook.recompute, outlook.memory.name))
+        .map(|outlook| format!("\nrecompute {} in {} (auto)", outlook.recompute, outlook.memory.name))
         .collect();
     let report = train::check(task, &spec, &Default::default(), accepted.resumes_at)?;
     match args.json {

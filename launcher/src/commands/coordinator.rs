@@ -50,8 +50,8 @@ struct BudgetArgs {
 pub struct CoordinatorArgs {
     #[command(flatten)]
     spec: SpecArgs,
-    /// Address to listen on; other than loopback needs COX_TOKEN or COX_TOKEN_FILE [default: launch.listen,
-    /// or 127.0.0.1:29400]
+    /// Address to listen on; COX_TOKEN or COX_TOKEN_FILE is needed unless it is loopback [default:
+    /// launch.listen, or 127.0.0.1:29400]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Take the listening socket from standard input, as inetd hands it over
@@ -69,7 +69,7 @@ pub struct CoordinatorArgs {
     /// Seconds to wait until the minimum of machines has joined [default: 600]
     #[arg(long, alias = "join_timeout", value_name = "SECONDS")]
     join_timeout: Option<f64>,
-    /// Seconds to wait for more machines after that [default: 30]
+    /// Seconds to wait for more machines once the minimum has joined [default: 30]
     #[arg(long, alias = "last_call", value_name = "SECONDS")]
     last_call: Option<f64>,
     #[command(flatten)]
@@ -213,7 +213,7 @@ impl CoordinatorArgs {
         };
         listener
             .set_nonblocking(true)
-            .map_err(|error| CliError::usage(format!("this is not a listening socket: {error}")))?;
+            .map_err(|error| CliError::usage(format!("the listening socket cannot be used: {error}")))?;
         Ok(listener)
     }
 
@@ -222,7 +222,7 @@ impl CoordinatorArgs {
             None => Ok(default),
             Some(seconds) => wait_of(seconds).ok_or_else(|| {
                 CliError::usage(format!(
-                    "{flag} {seconds}: expected a number of seconds, at most those of a year"
+                    "{flag} {seconds}: expected a number of seconds, at most 31536000 (a year)"
                 ))
             }),
         };
@@ -239,8 +239,8 @@ impl CoordinatorArgs {
 fn waiting(directory: &Path, patience: Duration) -> String {
     format!(
         "the journal in {} is on a network file system and locked; waiting for up to {} s. Either a \
-         coordinator of this run is on another machine, or its machine is lost and the server still keeps \
-         the lock (90 s with NFSv4)",
+         coordinator of this run is on another machine, or its machine is lost and the file server still \
+         holds the lock (90 s with NFSv4)",
         directory.display(),
         patience.as_secs()
     )

@@ -40,7 +40,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
     let (step, error) = tasks().evaluate(&spec, device, args.ema)?;
     let Some(error) = error else {
         return Err(CliError::usage(
-            "nothing to evaluate on: hold samples out (data.holdout_episodes, or your task's own key) and give eval.samples of at least 1",
+            "no held-out samples to evaluate on: hold samples out (data.holdout_episodes, or your task's own key), and set eval.samples to at least 1",
         ));
     };
     match args.json {

@@ -35,8 +35,8 @@ pub struct GenerateArgs {
     /// Prompt to answer; repeatable
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
-    /// JSONL of prompts: {"prompt": TEXT, "images": [FILE, ...]}, or TEXT alone; paths are relative to this
-    /// file
+    /// JSONL of prompts: {"prompt": TEXT, "images": [FILE, ...]}, or TEXT in quotes; paths are relative to
+    /// this file
     #[arg(long = "prompts", value_name = "FILE")]
     file: Option<PathBuf>,
     /// Image for every --prompt; repeatable, in order
@@ -152,7 +152,7 @@ impl GenerateArgs {
         match spec.train.init_from {
             None => Ok((spec, None)),
             Some(_) => Err(CliError::usage(format!(
-                "{}: `train.init_from` is for training; name the directory it starts from, or remove the \
+                "{}: `train.init_from` is for training; give its directory instead of this file, or remove the \
                  key with train.init_from=",
                 self.run.display()
             ))),

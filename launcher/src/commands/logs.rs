@@ -102,7 +102,7 @@ fn there_are(run: &Path) -> String {
     ranks.sort_unstable();
     match (ranks.first(), ranks.last()) {
         (Some(first), Some(last)) => format!("; there are logs of ranks {first} to {last}"),
-        _ => "; with --log-dir the ranks' logs are in that directory".to_owned(),
+        _ => "; a run with --log-dir has its ranks' logs in that directory".to_owned(),
     }
 }
 

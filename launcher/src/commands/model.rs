@@ -25,7 +25,7 @@ pub enum ModelCommand {
 /// Flags of `cox model forward`.
 #[derive(Args, Debug)]
 pub struct ForwardArgs {
-    /// Model directory as Hugging Face has it, or policy directory as LeRobot has it
+    /// Model directory in Hugging Face's format, or policy directory in LeRobot's
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Directory of the backbone that the policy's config.json names [default: from Hugging Face's cache]
@@ -75,8 +75,8 @@ pub fn execute(command: &ModelCommand) -> Outcome {
     };
     let done = tasks().forward(&job, device).ok_or_else(|| {
         let model = args.model.display();
-        let advice = "`cox check` of a run file with this `model.path` says why";
-        CliError::usage(format!("{model}: not the directory of a model that this program reads; {advice}"))
+        let advice = "to see why, run `cox check` on a run file with this `model.path`";
+        CliError::usage(format!("{model}: not the directory of a supported model; {advice}"))
     })?;
     done.map_err(|error| CliError::new(Exit::BadInput, error))?;
     say(format_args!("written to {}", args.out.display()));

@@ -48,7 +48,7 @@ pub fn execute(args: &ProfileArgs) -> Outcome {
         Device::Cpu => {}
         Device::Cuda(_) => {
             return Err(CliError::usage(
-                "GPU kernels end after the calls that start them, and `cox profile` times only the calls: \
+                "`cox profile` cannot time GPU kernels, only the calls that start them: \
                  add launch.device=cpu to measure on the CPU, or use NVIDIA's `nsys profile cox worker --config FILE`",
             ));
         }

@@ -23,7 +23,7 @@ pub struct SelftestArgs {
     /// Device to test: `cpu`, `cuda` (the first visible GPU), or `auto`
     #[arg(long, value_name = "auto|cpu|cuda", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
-    /// Stop after the first probes of a GPU: one kernel, one matrix product, a thousand products in order
+    /// Stop after the first probes of a GPU: one kernel, one matmul, a thousand matmuls in order
     #[arg(long)]
     first: bool,
     /// Print one JSON object instead of text

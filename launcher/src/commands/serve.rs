@@ -48,7 +48,7 @@ pub struct ServeArgs {
     /// Private key of the certificate, PEM, without a passphrase
     #[arg(long, value_name = "FILE", env = "COX_TLS_KEY", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Listen on other than loopback without TLS: the token and all observations travel unencrypted
+    /// Listen without TLS on an address other than loopback: token and observations travel unencrypted
     #[arg(long, conflicts_with = "tls_cert")]
     plaintext: bool,
     /// Maximum number of observations in one forward pass

@@ -136,7 +136,7 @@ impl Slot {
             || Some(Address::of(&env("MASTER_ADDR")?, env("MASTER_PORT")?.parse().ok()?).to_string());
 
         let coordinator = env("COX_COORDINATOR").or_else(master).ok_or_else(|| {
-            CliError::usage("no coordinator: `cox run` starts workers; to train alone give --config, else set COX_COORDINATOR")
+            CliError::usage("no coordinator: start workers with `cox run`, set COX_COORDINATOR, or train without one with --config")
         })?;
         let number = |name: &str, absent: u32| match SettingText::variable(name, env) {
             Some(given) => given.parse("a whole number"),
@@ -145,9 +145,7 @@ impl Slot {
         let world_size = number("WORLD_SIZE", 1)?;
         let rank = number("RANK", 0)?;
         if rank >= world_size {
-            return Err(CliError::usage(format!(
-                "RANK {rank}: WORLD_SIZE is {world_size}, and ranks count from 0"
-            )));
+            return Err(CliError::usage(format!("RANK {rank}: must be less than WORLD_SIZE ({world_size})")));
         }
         let local_rank = number("LOCAL_RANK", rank)?;
         let claims = env(CLAIMS).map(|text| announced(&text)).transpose()?;
@@ -233,7 +231,7 @@ mod tests {
     fn a_place_that_cannot_be_is_refused() {
         assert!(slot(&[]).unwrap_err().starts_with("no coordinator"));
         let beyond = slot(&[("COX_COORDINATOR", "a:1"), ("RANK", "2"), ("WORLD_SIZE", "2")]).unwrap_err();
-        assert_eq!(beyond, "RANK 2: WORLD_SIZE is 2, and ranks count from 0");
+        assert_eq!(beyond, "RANK 2: must be less than WORLD_SIZE (2)");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("COX_COORDINATOR_CLAIMS", "here")]).unwrap_err();
         assert!(text.starts_with("COX_COORDINATOR_CLAIMS here: expected NUMBER:DIR"), "{text}");
         let text = slot(&[("COX_COORDINATOR", "a:1"), ("WORLD_SIZE", "two")]).unwrap_err();

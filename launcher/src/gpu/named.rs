@@ -124,7 +124,7 @@ impl GpuKind {
                 GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
-                "{text}: it matches several: {}",
+                "{text}: matches several GPUs: {}",
                 found.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
             )),
         }

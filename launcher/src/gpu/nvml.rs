@@ -32,7 +32,7 @@ pub enum NoGpu {
     #[error("no NVIDIA GPU: the driver is loaded and sees none; check the container's or the job's devices")]
     NoneFound,
     /// The driver refuses an answer.
-    #[error("no NVIDIA GPU can be described: {what}: {source}")]
+    #[error("the NVIDIA driver failed a query ({what}): {source}")]
     Refused {
         /// What it was asked.
         what: &'static str,
@@ -109,9 +109,9 @@ impl Driver {
 fn health(device: &Device<'_>, name: String) -> GpuHealth {
     let memory = device.memory_info();
     let slowed = [
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature, limited by its hardware"),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature, limited by its driver"),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power, limited by its hardware"),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature (hardware limit)"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature (driver limit)"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power (hardware limit)"),
     ];
     let reasons = device.current_throttle_reasons().unwrap_or_else(|_| ThrottleReasons::empty());
     GpuHealth {

@@ -30,8 +30,7 @@ impl DataPlace {
 fn port(first: u64, local_rank: u32, name: &str) -> Result<u16, CliError> {
     u16::try_from(first + u64::from(local_rank)).map_err(|_| {
         CliError::usage(format!(
-            "{name} {first}: the worker with number {local_rank} on this machine would listen on port {}; ports \
-             end at 65535",
+            "{name} {first}: local rank {local_rank} would listen on port {}; ports end at 65535",
             first + u64::from(local_rank)
         ))
     })
@@ -64,7 +63,7 @@ mod tests {
     #[test]
     fn what_is_no_port_is_refused() {
         let told = place(&[("COX_DATA_PORT", "65535")], 1).unwrap_err();
-        assert!(told.starts_with("COX_DATA_PORT 65535: the worker with number 1"), "{told}");
+        assert!(told.starts_with("COX_DATA_PORT 65535: local rank 1 "), "{told}");
         assert!(told.contains("would listen on port 65536"), "{told}");
         assert_eq!(
             place(&[("COX_ADVERTISE", "gate")], 0).unwrap_err(),

@@ -177,7 +177,7 @@ impl Plan {
         };
         if plan.endpoint.port == 0 && plan.hosting != Hosting::Yes {
             return Err(CliError::usage(
-                "--rdzv-endpoint: port 0 takes a free port, which other machines cannot know; name one",
+                "--rdzv-endpoint: port 0 is any free port, which other machines cannot know; give a number",
             ));
         }
         if plan.ranks(plan.nnodes.max) == 0 {

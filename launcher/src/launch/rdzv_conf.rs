@@ -41,7 +41,7 @@ impl RdzvConf {
                 _ if NO_EFFECT.contains(&key) => {}
                 _ => {
                     return Err(given.wrong(format_args!(
-                        "`{key}` is unknown; known are is_host, join_timeout and last_call_timeout"
+                        "`{key}` is unknown; use is_host, join_timeout or last_call_timeout"
                     )));
                 }
             }
@@ -61,5 +61,5 @@ pub fn wait_of(seconds: f64) -> Option<Duration> {
 /// A duration in seconds.
 pub fn seconds(given: &SettingText) -> Result<Duration, CliError> {
     let seconds = given.parse("a number of seconds")?;
-    wait_of(seconds).ok_or_else(|| given.wrong("expected a number of seconds, at most those of a year"))
+    wait_of(seconds).ok_or_else(|| given.wrong("expected a number of seconds, at most 31536000 (a year)"))
 }

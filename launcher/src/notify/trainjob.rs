@@ -48,7 +48,7 @@ impl JobFollower {
         let server = match Server::from_env(env)? {
             Ok(server) => server,
             Err(problem) => {
-                terminal.line(&format!("warning: progress of the TrainJob: {problem}"));
+                terminal.line(&format!("warning: cannot report the TrainJob's progress: {problem}"));
                 return None;
             }
         };
@@ -215,7 +215,7 @@ impl Teller {
             (Ok(()), _) => self.is_refused = false,
             (Err(problem), false) => {
                 self.is_refused = true;
-                self.terminal.line(&format!("warning: progress of the TrainJob: {problem}"));
+                self.terminal.line(&format!("warning: cannot report the TrainJob's progress: {problem}"));
             }
             (Err(_), true) => {}
         }

@@ -229,10 +229,10 @@ impl Question {
         let spec = json!(self.subject.spec());
         let rounded = ["model", "extractor"].into_iter().find(|of| spec[of]["weights_dtype"] == "bfloat16");
         let instead = rounded.map(|of| Suggestion {
-            what: "products on tensor cores".into(),
+            what: "matmuls on tensor cores".into(),
             setting: format!("{of}.weights_dtype=float16"),
             saves: 0,
-            remark: "this GPU has no bfloat16 products; float16 takes the same memory, with a scaled loss"
+            remark: "this GPU has no bfloat16 matmuls; float16 needs the same memory, and a scaled loss"
                 .into(),
         });
         instead.into_iter().chain(found.into_iter().map(in_float16)).collect()

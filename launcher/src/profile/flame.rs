@@ -171,7 +171,7 @@ mod tests {
     fn tables_tell_stages_with_their_layers_and_operations_with_what_is_between_them() {
         let text = tables(&profile());
         for line in [
-            "2 steps after 1 to warm up, 16 samples each, on the CPU in one process, threads: 2",
+            "2 steps after 1 warm-up step, 16 samples each, on the CPU in one process, threads: 2",
             "language, 2 layers of 10.0 to 20.0 ms",
             "linear",
             "waiting for data",

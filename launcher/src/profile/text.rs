@@ -17,7 +17,7 @@ const LEAST_SHARE: f64 = 0.5;
 pub fn tables(profile: &Profile) -> String {
     let steps = profile.steps;
     let head = format!(
-        "{} steps after {WARM_UP} to warm up, {} samples each, on the CPU in one process, threads: {}",
+        "{} steps after {WARM_UP} warm-up step, {} samples each, on the CPU in one process, threads: {}",
         steps.count,
         human::grouped(steps.samples),
         steps.threads

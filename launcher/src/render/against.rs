@@ -15,14 +15,14 @@ pub fn text(judgement: &Judgement) -> String {
     let mut lines = vec![format!("{steps} steps compared with what ranks wrote in {files} files")];
     if *unreadable > 0 {
         lines.push(format!(
-            "  {unreadable} lines cannot be read: cut off when a process was killed, or damaged"
+            "  unreadable lines: {unreadable} (cut off when a process was killed, or damaged)"
         ));
     }
     let ranks = unproved.iter().map(|(step, rank)| format!("step {step} rank {rank}"));
     if !unproved.is_empty() {
         let shown: Vec<_> = ranks.take(SHOWN).collect();
         let told = format!(
-            "  {} steps of a rank have no line (it was killed before it wrote, or its file was full)",
+            "  missing records: {} (a rank was killed before it wrote, or its file was full)",
             unproved.len()
         );
         lines.push(format!("{told}: {}{}", shown.join(", "), more(unproved.len())));
@@ -31,7 +31,7 @@ pub fn text(judgement: &Judgement) -> String {
     if differences.len() > SHOWN {
         lines.push(format!("  and {} more", differences.len() - SHOWN));
     }
-    lines.push(format!("{} differences", differences.len()));
+    lines.push(format!("differences: {}", differences.len()));
     lines.join("\n")
 }
 
@@ -85,7 +85,7 @@ mod tests {
             "40 steps compared with what ranks wrote in 2 files",
             "  step 3, rank 1 (witness/a-12.jsonl): consumed in epoch 1, but committed in epoch 0",
             "  and 4 more",
-            "20 differences",
+            "differences: 20",
         ] {
             assert!(shown.lines().any(|shown| shown == line), "{line}\n  in\n{shown}");
         }

@@ -82,7 +82,7 @@ pub fn line(event: &WatchEvent) -> String {
         Some(Kind::Failure(failed)) => format!("failure: {}", status::failure(failed)),
         Some(Kind::Cache(changed)) => format!("cache: {}", changed.what),
         Some(Kind::Note(note)) => format!("rank {}: {}", note.rank, note.text),
-        Some(Kind::Missed(count)) => format!("{count} events were missed: this reader is too slow"),
+        Some(Kind::Missed(count)) => format!("events missed because this command reads too slowly: {count}"),
         None => "an event from a newer version of cox".to_owned(),
     }
 }

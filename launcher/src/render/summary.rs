@@ -114,11 +114,10 @@ fn left_out(steps: &[LedgerEntry]) -> Option<String> {
 fn saved(output_dir: &Path, done: u64) -> Option<String> {
     let newest = Store::new(output_dir).newest().map_or(0, |found| found.manifest.step);
     let what = match newest {
-        0 => "there is none".to_owned(),
+        0 => "none".to_owned(),
         step => format!("step {step}, {} steps before the end", done.saturating_sub(step)),
     };
-    let line =
-        || format!("{:<26}{what}: later ones were not written, and the log says why", "newest checkpoint");
+    let line = || format!("{:<26}{what}; the log says why later checkpoints failed", "newest checkpoint");
     (newest < done).then(line)
 }
 
@@ -211,8 +210,7 @@ mod tests {
     #[test]
     fn the_age_of_the_newest_checkpoint_is_told_where_later_ones_were_given_up() {
         let dir = tempfile::tempdir().unwrap();
-        let none =
-            "newest checkpoint         there is none: later ones were not written, and the log says why";
+        let none = "newest checkpoint         none; the log says why later checkpoints failed";
         assert_eq!(saved(dir.path(), 6).as_deref(), Some(none));
         assert_eq!(saved(dir.path(), 0), None, "nothing has been done");
     }

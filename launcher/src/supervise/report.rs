@@ -181,7 +181,7 @@ impl Report {
                 Some(learned) if learned.step == step.step => format!("the last with loss {:.4}", step.loss),
                 Some(learned) => {
                     format!(
-                        "the last {} were left out; the loss before them was {:.4}",
+                        "the last {} left out; the loss before that was {:.4}",
                         step.step - learned.step,
                         learned.loss
                     )
@@ -267,10 +267,7 @@ mod tests {
         };
         assert!(told(step(8, 0.0)).ends_with("9 of 9 steps, the last with loss 0.0000"));
         let two = told(step(6, 0.5));
-        assert!(
-            two.ends_with("9 of 9 steps, the last 2 were left out; the loss before them was 0.5000"),
-            "{two}"
-        );
+        assert!(two.ends_with("9 of 9 steps, the last 2 left out; the loss before that was 0.5000"), "{two}");
         assert!(told(None).ends_with("9 of 9 steps, all steps of this launch were left out"));
     }
 

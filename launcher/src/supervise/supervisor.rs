@@ -205,7 +205,7 @@ impl Supervisor<'_> {
         let name = signals::name(signal);
         match self.machine.interrupted() {
             None => {
-                let again = if signals::insists(signal) { "once more" } else { "SIGINT" };
+                let again = if signals::insists(signal) { "send it again" } else { "send SIGINT" };
                 self.contacts.terminal.line(&format!(
                     "{name}: finishing the current step and writing a checkpoint; {again} to exit immediately"
                 ));

@@ -60,7 +60,7 @@ fn filter(text: &str) -> Result<String, String> {
         parts.find(|part| !part.contains(['=', '[', ':']) && !LEVELS.contains(&part.to_lowercase().as_str()))
     {
         return Err(format!(
-            "{word:?} is not one of {}; a module is named as MODULE=LEVEL",
+            "{word:?} is not one of {}; for a single module write MODULE=LEVEL",
             LEVELS.join(", ")
         ));
     }
@@ -179,7 +179,7 @@ pub fn start(flags: &LogFlags, destination: Destination) -> Logging {
         warn!("{problem}");
     }
     for part in odd {
-        warn!("--log or COX_LOG: {part:?} names no level and is left out; a module is named as MODULE=LEVEL");
+        warn!("--log or COX_LOG: {part:?} has no level and is ignored; write MODULE=LEVEL");
     }
     Logging { format: flags.log_format, log_writer, traces: exporter }
 }

@@ -9,12 +9,12 @@ use crate::Scope;
 pub enum IdentityError {
     /// A token that might be guessed.
     #[error(
-        "the token is too short: 128 bits take 32 hexadecimal digits, or 22 letters and digits; `cox token` makes one"
+        "the token is too short: use at least 32 hexadecimal digits, or 22 letters and digits (128 bits); `cox token` makes one"
     )]
     Short,
     /// A token that cannot be sent.
     #[error(
-        "a token consists of visible ASCII characters without blanks, at most {most} of them; `cox token` makes one"
+        "a token must consist of at most {most} visible ASCII characters without blanks; `cox token` makes one"
     )]
     Characters {
         /// The most there may be.
@@ -60,7 +60,7 @@ pub enum IdentityError {
     },
     /// No token that lets in who must come in.
     #[error(
-        "none of the tokens has the scope `{0}`, which every run needs: add one, `cox token --scope {0}`"
+        "none of the tokens has the scope `{0}`, which every run needs: add one with `cox token --scope {0}`"
     )]
     Missing(Scope),
     /// The machine has no randomness.
@@ -101,14 +101,13 @@ pub enum IdentityError {
     HalfACertificate,
     /// The server has a key that is not our token's.
     #[error(
-        "{0} is not the coordinator of our token (its TLS key differs): check \
-         that COX_TOKEN (or COX_TOKEN_FILE) is the same here \
-         and there, and that nothing else listens there"
+        "{0} does not have our token (its TLS key differs): check that COX_TOKEN (or COX_TOKEN_FILE) is \
+         the same on both sides, and that no other program listens there"
     )]
     OtherKey(String),
     /// The server does not know our token.
     #[error(
-        "the coordinator at {0} does not know our token: check that COX_TOKEN (or COX_TOKEN_FILE) is the same here and there"
+        "the coordinator at {0} does not know our token: check that COX_TOKEN (or COX_TOKEN_FILE) is the same on both sides"
     )]
     UnknownToken(String),
     /// The server's certificate.

@@ -166,8 +166,7 @@ impl TokenTable {
         self.granted = granted;
         tracing::info!(
             target: "coxswain::run",
-            "the token file has changed: it has {now} tokens; {leaving} removed ones stay valid for up to \
-             {GRACE} s"
+            "the token file has changed (tokens: {now}, removed but valid for up to {GRACE} s: {leaving})"
         );
     }
 }

@@ -155,7 +155,7 @@ impl Bucket {
         F: Future<Output = Result<T, Error>>,
     {
         let deadline = if self.answered.load(Ordering::Relaxed) { DEADLINE } else { FIRST_DEADLINE };
-        let (mut attempts, mut message, mut pause) = (0, "it does not answer".to_owned(), PAUSES[0]);
+        let (mut attempts, mut message, mut pause) = (0, "timed out".to_owned(), PAUSES[0]);
         let trying = async {
             loop {
                 attempts += 1;

@@ -37,7 +37,7 @@ pub enum RemoteError {
     },
     /// No answer that is of use, after all attempts until the deadline.
     #[error(
-        "no answer within {seconds} s, after {attempts} attempts ({message}); check the network, the address and the server, then start again"
+        "no answer within {seconds} s (attempts: {attempts}, last error: {message}); check the network, the address and the server, then start again"
     )]
     Unreachable {
         /// The deadline.

@@ -169,7 +169,7 @@ impl<'a> Progress<'a> {
         if total > AT_ONCE * BLOCK_BYTES {
             let (total, begun) = (human::bytes(total), human::bytes(there));
             tracing::info!(
-                "downloading {address}: {total}, of which {begun} are already there, to {}",
+                "downloading {address}: {total} ({begun} already downloaded) to {}",
                 dir.display()
             );
         }

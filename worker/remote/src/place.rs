@@ -99,6 +99,6 @@ fn fault(path: &Path) -> impl FnOnce(RemoteError) -> DataError {
 }
 
 fn address(path: &Path) -> Result<&str, DataError> {
-    let bad = || fault(path)(RemoteError::Address("it is not text".into()));
+    let bad = || fault(path)(RemoteError::Address("it is not UTF-8".into()));
     path.to_str().ok_or_else(bad)
 }

@@ -140,7 +140,7 @@ impl Clients {
     pub fn refuse(&self, from: SocketAddr, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = refusals.add(LINE_PAUSE) {
-            tracing::warn!(%from, count, "{count} connections rejected since the last such line, most recently because {why}");
+            tracing::warn!(%from, count, "connections rejected since the last such line: {count}; the last one because {why}");
         }
     }
 }

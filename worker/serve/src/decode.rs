@@ -40,7 +40,7 @@ pub enum WireError {
     #[error("not msgpack: it ends within a value")]
     Truncated,
     /// Bytes that mean nothing there.
-    #[error("not msgpack: byte {0:#04x} begins no value")]
+    #[error("not msgpack: no value begins with byte {0:#04x}")]
     Garbled(u8),
     /// Text that is not UTF-8.
     #[error("not msgpack: a text is not UTF-8")]
@@ -242,7 +242,7 @@ fn entries<'m>(
             Token::Bool(value) => Value::Integer(value.into()),
             Token::Float(value) => scalar(value),
             Token::List(count) if count > MAX_LISTED => {
-                return Err(refused(format!("a list of {count}; send a NumPy array")));
+                return Err(refused(format!("a list of {count} items; send a NumPy array")));
             }
             Token::List(count) => list(unread, count)?
                 .map_err(|found| refused(format!("a list with {found} in it; send a NumPy array")))?,
@@ -251,7 +251,7 @@ fn entries<'m>(
                 match map(unread, count)? {
                     Some(value) => value.map_err(refused)?,
                     None if within.len() == MAX_NESTED => {
-                        return Err(refused("maps nested deeper than any policy's; send a flat map".into()));
+                        return Err(refused("maps nested deeper than policies use; send a flat map".into()));
                     }
                     None => {
                         entries(&mut again, count, &path, named)?;

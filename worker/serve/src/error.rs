@@ -6,7 +6,7 @@ use std::{io, net::SocketAddr, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The port cannot be had.
-    #[error("listen on {address}: {source}; choose another one with --listen")]
+    #[error("cannot listen on {address}: {source}; choose another address with --listen")]
     Port {
         /// What was asked for.
         address: SocketAddr,
@@ -14,7 +14,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// No thread can be made.
-    #[error("start a thread: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// A certificate or its key cannot be used.
     #[error("TLS {what} {}: {problem}", path.display())]

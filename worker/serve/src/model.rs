@@ -139,6 +139,6 @@ fn survived(responder: &dyn Responder, samples: &[Box<dyn Sample>]) -> Result<Ve
         .map_err(|error| error.to_string())?;
     match named.len() == samples.len() {
         true => Ok(named),
-        false => Err(format!("{} answers to {} observations", named.len(), samples.len())),
+        false => Err(format!("the policy gave {} answers to {} observations", named.len(), samples.len())),
     }
 }

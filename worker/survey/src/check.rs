@@ -160,7 +160,7 @@ impl EpisodeChecker<'_> {
         let named: std::collections::HashSet<_> = named.collect();
         let there = parquet_files(&root.join("data")).unwrap_or_default();
         findings.extend(there.iter().filter(|path| !named.contains(*path)).map(|path| {
-            let found = "it holds no episode";
+            let found = "the episode table does not name this file";
             Finding::warning("not used", found, "restore the episode table, or delete the file")
                 .file(root, path)
         }));
@@ -169,7 +169,7 @@ impl EpisodeChecker<'_> {
     fn look(&self, cameras: &Cameras<'_>, camera: usize, episode: u64, frames: &[u64]) -> Vec<Finding> {
         let (colours, mut findings) = cameras.look(camera, episode, frames);
         if colours.is_plain() {
-            let found = format!("one colour in all of {} pictures", colours.pictures);
+            let found = format!("one colour in every decoded picture ({})", colours.pictures);
             let finding = Finding::warning(
                 "plain pictures",
                 found,

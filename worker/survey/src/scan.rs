@@ -226,7 +226,7 @@ impl Rows<'_> {
                 "says episode {episode}, frame {number}; by the episode table this row is episode {}, frame {frame}",
                 self.number
             );
-            let remedy = "metadata and data are of different recordings: restore either";
+            let remedy = "metadata and data are of different recordings: restore the one that was replaced";
             self.add(Finding::error("wrong row", found, remedy).feature("episode_index, frame_index"), frame);
         }
         if !self.of.catalog.tasks.contains_key(&task) {
@@ -252,12 +252,12 @@ impl Rows<'_> {
             )),
             Some(before) if time <= before => {
                 let found =
-                    format!("{time:.4} s follows {before:.4} s: rows are in another order, or written twice");
+                    format!("{time:.4} s follows {before:.4} s: rows are out of order, or written twice");
                 Some(Finding::error("time decreases", found, restore))
             }
             Some(before) if (time - before - 1.0 / fps).abs() > tolerance => {
                 let found = format!(
-                    "{:.4} s after the frame before; {fps} frames a second are {:.4} s apart",
+                    "{:.4} s after the previous frame; at {fps} frames a second it should be {:.4} s",
                     time - before,
                     1.0 / fps
                 );

@@ -271,7 +271,7 @@ impl Partial {
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
         let file = File::create(&partial).map_err(|error| {
-            let remedy = "name a copy that consists of links, in which new files can be written: `cp -rs $PWD/SET COPY`";
+            let remedy = "give a writable copy made of links instead: `cp -rs $PWD/SET COPY`";
             DataError::invalid(path, "(file)", format!("cannot be written: {error}"), remedy)
         })?;
         Ok(Self { path: path.to_path_buf(), partial, out: Some(BufWriter::new(file)) })

@@ -444,7 +444,7 @@ fn the_directory_of_a_run_stands_for_what_ran_in_it() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(printed.contains("configs: not the output directory of a run"), "{printed}");
     let swapped = toy.cox(&["run", "train.steps=8", "integration-tests/toy/table.yaml"]);
-    refused_with(swapped, 2, "train.steps=8: an override; the run file comes first", "another order");
+    refused_with(swapped, 2, "train.steps=8 is an override; give the run file before it", "another order");
     // What takes a directory alone says which is a run file's.
     let file = "integration-tests/toy/table.yaml";
     for command in [&["eval", file][..], &["export", file], &["report", file], &["diff", file, file]] {

@@ -145,9 +145,9 @@ fn another_data_set_is_refused_at_launch_with_what_was_seen_and_what_to_do() {
     assert_eq!(code, Some(3), "{printed}");
     for told in [
         &format!("{}: not the data set that this run has trained on", path.replace('=', " ")),
-        "training samples; the run's had ",
+        "training samples; the run's data set had fingerprint ",
         &format!("training samples (data.path {})", before.display()),
-        "Name that data set, which may have been moved",
+        "Set data.path to that data set (it may have been moved)",
     ] {
         assert!(printed.contains(told), "{told}: {printed}");
     }

@@ -121,7 +121,7 @@ fn refuse_other_data(data: &Path) -> Outcome {
     let job = StarterJob { data, model: None, backbone: None, micro_batch: None, asked: false };
     match tasks().cpu.iter().find(|task| task.starter(&job).is_some_and(|found| found.is_ok())) {
         Some(task) if task.data_keys().is_empty() => Err(CliError::usage(format_args!(
-            "{0}: data for task {1}, whose format is described by a run file: write one with `cox init {2} --out my.yaml`, then \
+            "{0}: data for task {1} can only be checked through a run file: write one with `cox init {2} --out my.yaml`, then \
              `cox data check my.yaml`",
             data.display(),
             task.name(),

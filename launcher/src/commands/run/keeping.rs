@@ -64,7 +64,7 @@ impl KeptEnd<'_> {
                 () = sleep(until) => break internal("time ran out (--shutdown-timeout)".to_owned()),
                 signal = signals.insistence(first) => match until {
                     None => until = Some(clock::now() + self.patience),
-                    Some(_) => break internal(format!("{}, the second signal", signals::name(signal))),
+                    Some(_) => break internal(format!("a second signal, {}", signals::name(signal))),
                 },
             }
         };
@@ -72,9 +72,9 @@ impl KeptEnd<'_> {
         let output = &self.spec.run.output_dir;
         let step = Record::load(Path::new(output)).and_then(|record| record.step);
         let there = step
-            .map_or("the bucket has nothing of it".to_owned(), |step| format!("the bucket has step {step}"));
+            .map_or("the bucket has no checkpoint".to_owned(), |step| format!("the bucket has step {step}"));
         self.terminal
-            .line(&format!("the run's last state is in {output}, but not in its bucket; {there}: {why}"));
+            .line(&format!("the run's last state is in {output}, but not in its bucket ({why}); {there}"));
         Err(CliError::silent(failed.exit))
     }
 }

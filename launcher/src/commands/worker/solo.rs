@@ -77,7 +77,7 @@ fn catch_signal() -> Result<Arc<AtomicI32>, CliError> {
                     seen.store(number, Relaxed);
                     tracing::info!(
                         signal = signals::name(number),
-                        "finishing the current step; once more to exit immediately"
+                        "finishing the current step; send the signal again to exit immediately"
                     );
                 } else if signals::insists_after(seen.load(Relaxed), number) {
                     // Nothing half-written is left behind: checkpoints appear by rename.

@@ -82,7 +82,7 @@ fn of_cache(html: &mut Html, cache: &Value) {
         let name = key.strip_suffix("_seconds").map_or_else(|| key.clone(), |name| format!("{name} time"));
         vec![name.replace('_', " ").into(), told_of(key, value).into()]
     };
-    html.table(&["kept features", ""], &told.map(row).collect::<Vec<_>>());
+    html.table(&["feature cache", ""], &told.map(row).collect::<Vec<_>>());
 }
 
 /// A value in the unit that its key ends with.

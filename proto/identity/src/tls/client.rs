@@ -120,7 +120,7 @@ fn handshake(place: &str, error: Error) -> IdentityError {
         Error::InvalidCertificate(problem) => {
             let problem = match &problem {
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                    "COX_TLS_CA has not issued it; check COX_TLS_CA here and COX_TLS_CERT there".to_owned()
+                    "not issued by COX_TLS_CA; check COX_TLS_CA here and COX_TLS_CERT there".to_owned()
                 }
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                     format!("{problem}; renew it, or check the clocks")

@@ -97,7 +97,7 @@ async fn a_server_with_another_key_is_not_spoken_to() {
     // The certificate is public: who shows it without its key cannot sign the handshake.
     let forged = CertifiedKey::new(stolen.cert.clone(), own.key.clone());
     for (shown, expected) in
-        [(own, "is not the coordinator of our token"), (std::sync::Arc::new(forged), "BadSignature")]
+        [(own, "does not have our token"), (std::sync::Arc::new(forged), "BadSignature")]
     {
         let config = ServerConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&TLS13])
@@ -194,7 +194,7 @@ async fn certificates_of_ones_own_are_checked_and_what_is_wrong_with_them_is_nam
         (authority.issue(dir.path(), "localhost", 4000), None),
         (authority.issue(dir.path(), "localhost", 2020), Some("renew it, or check the clocks")),
         (authority.issue(dir.path(), "node7", 4000), Some("not valid for name")),
-        (stranger.issue(elsewhere.path(), "localhost", 4000), Some("COX_TLS_CA has not issued it")),
+        (stranger.issue(elsewhere.path(), "localhost", 4000), Some("not issued by COX_TLS_CA")),
     ] {
         let door = Door::new(&Credentials::new(tokens(), certificate), false).unwrap();
         let (calling, _) = meet(&door, &caller).await;

@@ -128,7 +128,7 @@ fn files_that_are_cut_off_or_missing_or_in_excess_are_named_and_the_others_are_r
     says(
         only(&check(dir.path(), Frames::Few)),
         ("data/chunk-000/file-007.parquet", None, None),
-        &["it holds no episode"],
+        &["the episode table does not name this file"],
     );
     let whole = fs::read(file(1)).unwrap();
     fs::write(file(1), &whole[..whole.len() / 2]).unwrap();
@@ -171,7 +171,7 @@ fn pictures_that_do_not_decode_are_found_among_those_that_are_asked_for() {
     });
     fs::copy(dir.path().join("meta/stats.json"), damaged.path().join("meta/stats.json")).unwrap();
     let few = check(damaged.path(), Frames::Few);
-    says(only(&few), ("", Some(2), None), &[CAMERA, "one colour in all of 3 pictures", "covered"]);
+    says(only(&few), ("", Some(2), None), &[CAMERA, "one colour in every decoded picture (3)", "covered"]);
     let every = check(damaged.path(), Frames::Every);
     let place = ("data/chunk-000/file-001.parquet", Some(1), Some(1));
     says(
