@@ -59,8 +59,8 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
             dir.display()
         ))),
         None => Err(refuse(format!(
-            "{repository:?}: there is no {} of it below {}; {command} downloads it, or \
-             set `model.backbone` to its directory",
+            "{repository:?}: no {} of this model in the cache {}; {command} downloads it, or \
+             set `model.backbone` to the model's directory",
             NEEDED[0],
             cache.display()
         ))),

@@ -90,9 +90,7 @@ impl PolicyDirectory {
             .str("type")?
             .ok_or_else(|| fields.error("type", "missing: not a LeRobot policy directory"))?;
         if !TYPES.contains(&kind) {
-            return Err(
-                fields.error("type", format!("{kind:?}; policies that are read: {}", TYPES.join(", ")))
-            );
+            return Err(fields.error("type", format!("{kind:?}; supported policies: {}", TYPES.join(", "))));
         }
         Ok(directory)
     }

@@ -92,11 +92,11 @@ impl Display for Rounding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values = human::grouped(self.values as u64);
         match self.relative() {
-            _ if self.values == 0 => f.write_str("adapters merged, in the base's types"),
+            _ if self.values == 0 => f.write_str("adapters merged, in the base model's dtypes"),
             0.0 => write!(f, "{values} trained values, kept exactly"),
             off => write!(
                 f,
-                "{values} trained values, off by {:.2} % after rounding to the base's types",
+                "{values} trained values, off by {:.2} % after rounding to the base model's dtypes",
                 100.0 * off
             ),
         }

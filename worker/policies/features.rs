@@ -105,7 +105,7 @@ impl PolicyFeatures {
             }
         }
         if fields.uint("n_obs_steps")?.is_some_and(|steps| steps != 1) {
-            return Err(fields.error("n_obs_steps", "only policies of one frame are supported"));
+            return Err(fields.error("n_obs_steps", "only 1 is supported"));
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) ->
     match (found.next().map(|feature| &feature.shape[..]), found.next()) {
         (Some(&[width]), None) if width > 0 => Ok(width),
         _ => {
-            Err(fields.error(key, format!("expected one feature of type {kind}, whose shape is one number")))
+            Err(fields.error(key, format!("expected one feature of type {kind}, with a shape of one number")))
         }
     }
 }

@@ -139,7 +139,7 @@ impl ImageProcessor for LetterboxImages {
 
     fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String> {
         if height * width == 0 {
-            return Err(format!("an image of {height}x{width} pixels"));
+            return Err(format!("an image of {height}x{width} pixels is empty"));
         }
         Ok(self.square())
     }

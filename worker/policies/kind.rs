@@ -94,7 +94,7 @@ impl PolicyKind {
             return Ok(outline);
         }
         let problem =
-            format!("{image:?}, but the vision tower of {} takes {side} by {side}", backbone.display());
+            format!("{image:?}, but the vision tower of {} needs {side}x{side} pixels", backbone.display());
         Err(ModelError::Config { path: directory.path.clone(), field: field.into(), problem })
     }
 

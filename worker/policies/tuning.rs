@@ -24,8 +24,8 @@ use coxswain_models::{
 use coxswain_nn::lora::{Bias, Lora, LoraError, LoraTargets, Module, ModuleKind};
 
 /// Why the vision tower does neither.
-const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained here; write an expression that excludes it, \
-                            for instance `.*expert.*`";
+const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained here; write a regular \
+                            expression that excludes it, for instance `.*expert.*`";
 
 /// What a run file asks for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,7 +67,7 @@ impl TrainableParts<'_> {
         if lora.is_some_and(|lora| lora.bias == Bias::All) {
             return refuse(
                 "lora.bias",
-                "is `all`, but biases of the vision tower cannot be trained here".into(),
+                "`all` also trains the vision tower's biases, which is not supported; set `lora_only`".into(),
             );
         }
         let plan = tuned.trains().lora;

@@ -84,7 +84,7 @@ impl ModelFacts {
         let patches = PatchShape { patch, merge: v.spatial_merge_size, frames: v.temporal_patch_size };
         if patches.columns() * patches.merge == 0 {
             let found = format!("{patches:?}");
-            return Err(DataError::invalid(&path, "vision_config", found, "sizes are at least 1"));
+            return Err(DataError::invalid(&path, "vision_config", found, "sizes must be at least 1"));
         }
         let vocab = config.vocab_size.or(config.text_config.and_then(|t| t.vocab_size));
         let vocab = vocab.ok_or_else(|| {

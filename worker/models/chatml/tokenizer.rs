@@ -58,7 +58,7 @@ impl ChatMlTokenizer {
                 id("<|image_pad|>")?,
                 facts.image_token
             );
-            let remedy = "tokenizer and config.json must be of one checkpoint";
+            let remedy = "tokenizer.json and config.json must be from the same checkpoint";
             return Err(DataError::invalid(&path, "image_token_id", found, remedy));
         }
         let (chat, pad) = chat_template(model)?;
@@ -128,7 +128,7 @@ impl ChatMlTokenizer {
         let placeholders = ids.iter().filter(|id| **id == self.facts.image_token).count();
         if placeholders != grids.len() {
             return Err(format!(
-                "the prompt has {placeholders} image placeholders for {} images; remove <|image_pad|> from text {:?}",
+                "image placeholders in the prompt: {placeholders}, images: {}; remove <|image_pad|> from text {:?}",
                 grids.len(),
                 excerpt(text),
             ));

@@ -69,7 +69,7 @@ impl TowerDecoderSizes {
         let layers = within.layers.unwrap_or(self.layers);
         if layers > self.layers {
             let problem = format!(
-                "{}, but the policy has {layers} layers; use the model that it was made from",
+                "{}, but the policy has {layers} layers; use the model that the policy was made from",
                 self.layers
             );
             let path = dir.join("config.json");
@@ -146,7 +146,7 @@ pub fn decoder_layer(
     let stated = text.uint("head_dim")?.filter(|size| *size > 0);
     let head_dim = stated.or(head_dim).unwrap_or(width / heads);
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(text.error("head_dim", format!("{head_dim}; the rotary embedding needs an even one")));
+        return Err(text.error("head_dim", format!("{head_dim}; RoPE needs an even width above 0")));
     }
     let (inner, eps) = (text.size("intermediate_size")?, text.positive("rms_norm_eps")?.unwrap_or(1e-6));
     Ok(StreamShape { width, heads, kv_heads, head_dim, inner, kv_inputs: width, eps })

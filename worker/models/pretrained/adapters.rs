@@ -46,7 +46,7 @@ impl Adapters {
             _ => None,
         };
         if let Some(why) = refused {
-            return Err(setting("lora.targets", format!("matches `lm_head`, {why}; leave it out")));
+            return Err(setting("lora.targets", format!("matches `lm_head`, {why}; leave `lm_head` out")));
         }
         let Some(dir) = &lora.init_from else { return Ok(Self { plan, start: None }) };
         let start = PeftAdapter::read(Path::new(dir), modules)?;
@@ -55,7 +55,7 @@ impl Adapters {
             Some(difference) => Err(setting(
                 "lora.init_from",
                 format!(
-                    "{dir} does not fit the run file's adapter settings (first: run file, second: adapter): {difference}; set lora.rank, lora.alpha and lora.targets as in its adapter_config.json"
+                    "{dir} does not fit the run file's adapter settings: {difference}; set lora.rank, lora.alpha and lora.targets as in the adapter's adapter_config.json"
                 ),
             )),
         }

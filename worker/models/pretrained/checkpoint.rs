@@ -431,9 +431,7 @@ const PICKLED: [&[u8]; 2] = [b"PK\x03\x04", b"\x80\x02"];
 fn describe(error: &SafeTensorError, file_len: usize) -> String {
     match error {
         SafeTensorError::MetadataIncompleteBuffer => {
-            format!(
-                "its header does not match its length of {file_len} bytes: the file is truncated or garbled"
-            )
+            format!("the header does not match the file's {file_len} bytes: the file is truncated or garbled")
         }
         SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
             format!("{file_len} bytes do not hold a safetensors header: the file is truncated or garbled")

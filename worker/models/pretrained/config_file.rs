@@ -27,7 +27,7 @@ pub fn read(dir: &Path) -> Result<(PathBuf, Value), ModelError> {
 pub fn model_type(dir: &Path) -> Result<(PathBuf, String), ModelError> {
     let (path, json) = read(dir)?;
     let fields = Fields::new(&path, &json)?;
-    fields.expect_pretrained("such a model")?;
+    fields.expect_pretrained("a supported model")?;
     let found = fields.str("model_type")?.map(str::to_owned);
     let found =
         found.ok_or_else(|| fields.error("model_type", "missing; use the checkpoint's own config.json"))?;
@@ -51,7 +51,7 @@ mod tests {
                 json!({"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}),
                 ["quantised weights (awq)", "use the checkpoint that they were made from"],
             ),
-            (json!({"type": "act"}), ["`type`: \"act\"", "a policy of LeRobot"]),
+            (json!({"type": "act"}), ["`type`: \"act\"", "a LeRobot policy"]),
         ] {
             let dir = tempfile::tempdir().expect("a directory");
             // As Windows' programs save it.

@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 use coxswain_nn::lora::LoraError;
 
 /// What is wrong with a weight that float16 cannot hold, and what to do.
-pub const BEYOND_FLOAT16: &str = "holds values that are not finite or beyond float16's maximum of 65504: \
+pub const BEYOND_FLOAT16: &str = "holds values that are NaN, infinite or beyond float16's maximum of 65504: \
                                   set `model.weights_dtype` to bfloat16 or float32";
 
 /// A model directory, or tensors for it, that cannot be used.
@@ -30,12 +30,12 @@ pub enum ModelError {
     #[error("the weights cannot be copied to the device: {0}; `cox selftest --device cuda` shows what fails")]
     Device(String),
     /// Products in float16 were asked for on a CPU.
-    #[error("float16 is for GPUs only: on a CPU, bfloat16 takes the same memory, and float32 rounds nothing")]
+    #[error("float16 works only on GPUs; on a CPU use bfloat16 (same memory) or float32 (no rounding)")]
     Float16OnHost,
     /// A table was to stay in host memory, and is needed where the model is.
     #[error(
         "`memory.offload` is `embedding`, but the table of token embeddings {0}, so it must be on the \
-         model's device; set `none`"
+         model's device; set `memory.offload: none`"
     )]
     OffloadedTable(&'static str),
     /// Frozen weights were to be shared out among GPUs.
@@ -208,7 +208,7 @@ pub enum TokenError {
         merge: usize,
     },
     /// Patches that do not fit the grids.
-    #[error("{found} pixel values, but the image grids call for {patches} patches of {width}")]
+    #[error("{found} pixel values, but the image grids call for {patches} patches of {width} values")]
     Pixels {
         /// Values found.
         found: usize,

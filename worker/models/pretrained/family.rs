@@ -33,7 +33,7 @@ impl<F: ModelTypes + ?Sized> Families<F> {
         let (path, found) = model_type(dir)?;
         self.named(&found).ok_or_else(|| {
             let known: Vec<_> = self.model_types().collect();
-            let problem = format!("is \"{found}\"; supported are: {}", known.join(", "));
+            let problem = format!("\"{found}\"; supported are {}", known.join(", "));
             ModelError::Config { path, field: "model_type".into(), problem }
         })
     }

@@ -120,9 +120,7 @@ impl<'a> Fields<'a> {
         let kind = self.get("model_type").and_then(Value::as_str);
         // LeRobot's have a `type`, and no `model_type`.
         let policy = match kind {
-            None => {
-                self.get("type").and_then(Value::as_str).map(|kind| ("type", kind, "a policy of LeRobot"))
-            }
+            None => self.get("type").and_then(Value::as_str).map(|kind| ("type", kind, "a LeRobot policy")),
             Some(kind) => POLICIES.iter().any(|name| kind.to_lowercase().starts_with(name)).then_some((
                 "model_type",
                 kind,
@@ -133,18 +131,18 @@ impl<'a> Fields<'a> {
             return Err(self.error(
                 field,
                 format!(
-                    "{kind:?}: {what}, whose weights are not read; set `model.path` to the pretrained \
-                     model that the policy starts from, the Hugging Face directory of {wanted}"
+                    "{kind:?} is {what}, not a pretrained model; set `model.path` to the Hugging Face \
+                     directory of the model that the policy starts from: {wanted}"
                 ),
             ));
         }
         let Some(quantised) = self.object("quantization_config")? else { return Ok(()) };
-        let method = quantised.str("quant_method")?.unwrap_or("a method without a name");
+        let method = quantised.str("quant_method")?.unwrap_or("unnamed method");
         Err(self.error(
             "quantization_config",
             format!(
-                "quantised weights ({method}) are not read; use the checkpoint that they were made from: \
-                 `model.weights_dtype: nf4` (or `int8`) quantises it while loading"
+                "quantised weights ({method}) are not supported; use the checkpoint that they were made \
+                 from: `model.weights_dtype: nf4` (or `int8`) quantises it while loading"
             ),
         ))
     }

@@ -79,7 +79,7 @@ pub fn write_merged(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result
 fn write_files(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
     let head = trained.plan.is_some_and(|plan| plan.adapter("lm_head").is_some());
     if head && trained.tied.is_some() {
-        let problem = "matches `lm_head`, which in this model is the embedding table (tie_word_embeddings): merged, the adapter would change what tokens mean; take the PEFT directory instead";
+        let problem = "matches `lm_head`, which shares its weight with the token embeddings (tie_word_embeddings): merging the adapter would change them too; use the PEFT directory instead";
         let field = "lora.targets".into();
         return Err(LoraError::Setting { field, problem: problem.into() }.into());
     }
@@ -114,7 +114,7 @@ fn write_shard(shard: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<()
         problem: error.to_string(),
     };
     let map = bounded::open(shard).and_then(|file| mapping::map(&file));
-    let map = map.map_err(io(shard, "the model directory must not change meanwhile"))?;
+    let map = map.map_err(io(shard, "the model directory must not change during the export"))?;
     let (_, header) = SafeTensors::read_metadata(&map).map_err(unreadable)?;
     let file = SafeTensors::deserialize(&map).map_err(unreadable)?;
     let tensors = file.tensors().into_iter().map(|(name, stored)| {

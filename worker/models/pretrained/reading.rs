@@ -152,8 +152,8 @@ impl Stamp {
     pub fn hold(&self, file: &File) -> io::Result<()> {
         let now = Self::from_file(file)?;
         let problem = match () {
-            () if now.len != self.len => format!("it had {} bytes and has {}", self.len, now.len),
-            () if now != *self => "it was written to".to_owned(),
+            () if now.len != self.len => format!("the file changed from {} to {} bytes", self.len, now.len),
+            () if now != *self => "the file was written to".to_owned(),
             () => return Ok(()),
         };
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{problem} since it was opened")))
@@ -220,11 +220,11 @@ mod tests {
         stamp.hold(&file).expect("nothing has happened");
         file.write_all(b"more").expect("there is room");
         let message = stamp.hold(&file).expect_err("it is longer").to_string();
-        assert_eq!(message, "it had 75 bytes and has 79 since it was opened");
+        assert_eq!(message, "the file changed from 75 to 79 bytes since it was opened");
         file.set_len(75).expect("it may be cut");
         let later = SystemTime::now() + std::time::Duration::from_secs(5);
         file.set_modified(later).expect("it is ours");
         let message = stamp.hold(&file).expect_err("it was changed").to_string();
-        assert_eq!(message, "it was written to since it was opened");
+        assert_eq!(message, "the file was written to since it was opened");
     }
 }

@@ -55,7 +55,7 @@ impl Model {
                  depend on all of it",
                 self.weights_dtype.name()
             ),
-            "remove it, or set `model.weights_dtype: bfloat16`",
+            "remove `memory.shard`, or set `model.weights_dtype: bfloat16`",
         );
         check_train(&self.train, f);
     }
@@ -69,13 +69,13 @@ pub fn check_blocks(spec: &RunSpec, trains: bool, f: &mut Findings) {
         shard != Shard::Frozen || offload != Offload::Layers,
         "memory.shard",
         "is `frozen`, but `memory.offload: layers` already leaves these weights in their files",
-        "keep one of them: `layers` takes less memory, `frozen` reads the files once",
+        "set only one of the two: `layers` needs less memory, `frozen` reads the files once",
     );
     f.require(
         shard != Shard::Frozen || spec.launch.device != DeviceChoice::Cuda,
         "memory.shard",
         "is `frozen`, which works on CPUs only, but `launch.device` is `cuda`",
-        "remove it, or set `launch.device: cpu`",
+        "remove `memory.shard`, or set `launch.device: cpu`",
     );
     // What a backward pass runs again is brought again; what is kept of a block keeps the block's weights.
     let kept = match spec.train.recompute {

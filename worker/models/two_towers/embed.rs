@@ -119,8 +119,7 @@ pub fn has_own_head(dir: &Path, rules: Rules) -> bool {
     if own {
         tracing::warn!(
             model = %dir.display(),
-            "config.json ties the LM head to the token embeddings, but the weights hold another head, \
-             which is used"
+            "using the separate LM head in the weights, although config.json ties it to the token embeddings"
         );
     }
     own

@@ -99,7 +99,7 @@ impl Reader<'_> {
                         Some([side(0)?, side(1)?, side(2)?])
                     })
                     .collect::<Option<Vec<_>>>()
-                    .ok_or_else(|| self.error("image_grid_thw", "a side is negative or absurdly large"))?
+                    .ok_or_else(|| self.error("image_grid_thw", "a value is negative or above 65535"))?
             }
         };
         let Some((pixels, shape)) = self.floats("pixel_values")? else {

@@ -81,9 +81,7 @@ pub(crate) fn vision_heads(f: &Fields<'_>) -> Result<[usize; 3], ModelError> {
     f.divides("num_heads", heads, "hidden_size", width)?;
     let head_dim = width / heads;
     if !head_dim.is_multiple_of(4) {
-        let problem = format!(
-            "heads of width {head_dim} cannot be rotated along two axes; the width must be divisible by 4"
-        );
+        let problem = format!("head width {head_dim}; RoPE along two axes needs a width divisible by 4");
         return Err(f.error("num_heads", problem));
     }
     Ok([width, heads, head_dim])

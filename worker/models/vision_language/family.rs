@@ -90,6 +90,6 @@ fn not_within(dir: &Path) -> ModelError {
     ModelError::Config {
         path: dir.join("config.json"),
         field: "model_type".into(),
-        problem: "a family that is not supported as the model inside a policy's file".into(),
+        problem: "this model family is not supported as the backbone of a policy".into(),
     }
 }

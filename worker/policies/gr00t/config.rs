@@ -131,7 +131,7 @@ impl Gr00tConfig {
         let agree = |key: &str, base_key: &str, own: usize, of_base: usize| match own == of_base {
             true => Ok(()),
             false => {
-                Err(fields.error(key, format!("{own}, and `{base_key}` of {} is {of_base}", path.display())))
+                Err(fields.error(key, format!("{own}, but `{base_key}` in {} is {of_base}", path.display())))
             }
         };
         agree("chunk_size", "action_horizon", features.chunk, number(&base, "action_horizon", 40)?)?;
@@ -253,11 +253,11 @@ fn check_base(base: &Fields<'_>) -> Result<(), ModelError> {
     let Some(blocks) = base.object("diffusion_model_cfg")? else { return Ok(()) };
     blocks.expect_str("norm_type", "ada_norm")?;
     if blocks.bool("interleave_self_attention")? != Some(true) {
-        return Err(blocks.error("interleave_self_attention", "not true, which is not supported"));
+        return Err(blocks.error("interleave_self_attention", "only true is supported"));
     }
     for fields in [Some(blocks), base.object("vl_self_attention_cfg")?].into_iter().flatten() {
         if fields.get("positional_embeddings").is_some() {
-            return Err(fields.error("positional_embeddings", "not null, which is not supported"));
+            return Err(fields.error("positional_embeddings", "only null is supported"));
         }
         if fields.bool("final_dropout")? == Some(false) {
             return Err(fields.error("final_dropout", "false, which is not supported"));
@@ -295,7 +295,7 @@ fn head_sizes(
         ("hidden_size", hidden, out),
     ] {
         if found != wanted {
-            return Err(base.error(key, format!("{found}, but the layer next to it has {wanted} values")));
+            return Err(base.error(key, format!("{found}, but the adjacent layer's width is {wanted}")));
         }
     }
     let embodiments = number(base, "max_num_embodiments", 32)?;
@@ -329,9 +329,7 @@ fn head_sizes(
 /// The fraction that layers drop; where their section does not say it, diffusers' own.
 fn dropout(base: &Fields<'_>, within: &str) -> Result<f64, ModelError> {
     let Some(fields) = base.object(within)? else { return Ok(0.2) };
-    match fields.get("dropout").map(Value::as_f64) {
-        None => Ok(0.1),
-        Some(Some(rate)) if (0.0..1.0).contains(&rate) => Ok(rate),
-        Some(found) => Err(fields.error("dropout", format!("{found:?}; expected a fraction below 1"))),
-    }
+    let Some(found) = fields.get("dropout") else { return Ok(0.1) };
+    let rate = found.as_f64().filter(|rate| (0.0..1.0).contains(rate));
+    rate.ok_or_else(|| fields.error("dropout", format!("{found}; expected a fraction below 1")))
 }

@@ -51,14 +51,14 @@ impl Gr00tImages {
     ) -> Result<Self, DataError> {
         let processor = SmartResize::from_checkpoint(backbone, patches, PixelBounds::default())?;
         let side = (geometry.target / patches.patch) as u32;
-        match processor.shape(geometry.target, geometry.target) {
-            Ok([1, height, width]) if [height, width] == [side, side] => {
+        match processor.shape(geometry.target, geometry.target).unwrap_or_default() {
+            [1, height, width] if [height, width] == [side, side] => {
                 Ok(Self { geometry, backbone: processor })
             }
             found => Err(DataError::invalid(
                 &backbone.join("preprocessor_config.json"),
                 "size",
-                format!("makes {found:?} of the policy's {0} by {0} pixels", geometry.target),
+                format!("makes {found:?} patches of the policy's {0} by {0} pixels", geometry.target),
                 "use the processor of the model that the policy was made from",
             )),
         }
@@ -93,7 +93,7 @@ impl ImageProcessor for Gr00tImages {
 
     fn shape(&self, height: usize, width: usize) -> Result<ImageShape, String> {
         if height * width == 0 {
-            return Err(format!("an image of {height}x{width} pixels"));
+            return Err(format!("an image of {height}x{width} pixels is empty"));
         }
         self.backbone.shape(self.geometry.target, self.geometry.target)
     }

@@ -116,7 +116,7 @@ impl PromptEncoder for Gr00tPrompts {
         let text = self.text(task);
         let mut told = self.ids(&text)?;
         if told.contains(&self.model.image) {
-            return Err(format!("it stands for an image; remove <|image_pad|> from text {text:?}"));
+            return Err(format!("<|image_pad|> stands for an image; remove it from text {text:?}"));
         }
         told.truncate(self.most.unwrap_or(told.len()));
         // Special tokens stand around each piece, across which no token reaches.

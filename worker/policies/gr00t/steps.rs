@@ -71,7 +71,7 @@ impl PackedInputs {
             absent(&encode, key)?;
         }
         if pack.get("state_dropout_prob").and_then(Value::as_f64).unwrap_or(0.0) != 0.0 {
-            return Err(pack.error("state_dropout_prob", "not 0, which is not supported"));
+            return Err(pack.error("state_dropout_prob", "only 0 is supported"));
         }
         for (key, wanted) in [
             ("state_horizon", 1),
@@ -108,8 +108,8 @@ fn order(pack: &Fields<'_>, features: &mut PolicyFeatures) -> Result<(), ModelEr
 }
 
 fn geometry(encode: &Fields<'_>) -> Result<ImageGeometry, ModelError> {
-    let side = |key: &str| match encode.uints(key)?.as_deref() {
-        Some(&[height, width]) if height == width && height > 0 => Ok(height),
+    let side = |key: &str| match encode.uints(key)?.as_deref().unwrap_or_default() {
+        &[height, width] if height == width && height > 0 => Ok(height),
         found => Err(encode.error(key, format!("{found:?}; expected two equal sides"))),
     };
     let target = side("image_target_size")?;
@@ -129,7 +129,7 @@ fn absent(fields: &Fields<'_>, key: &str) -> Result<(), ModelError> {
     match given {
         Some(_) => Err(fields.error(
             key,
-            "set, but settings from NVIDIA's files for an embodiment are not supported; make the policy for \
+            "set, but NVIDIA's settings for single embodiments are not supported; create the policy for \
              `new_embodiment`, with the model's name on the hub as `base_model_path`",
         )),
         None => Ok(()),

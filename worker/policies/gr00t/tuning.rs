@@ -20,7 +20,7 @@ use super::{
 use crate::tuning::TuningSettings;
 
 /// Why the table and the final norm do not train alone.
-const UNREAD: &str = "which gets no gradient from the action loss, so it would never train; leave it out";
+const UNREAD: &str = "which gets no gradient from the action loss, so it would never train";
 
 /// All modules of such a policy that have weights, above a vision-language model with so many layers.
 pub fn modules(config: &Gr00tConfig, vlm: &JointOutline) -> Vec<Module> {
@@ -63,7 +63,7 @@ pub fn tuned(
         let example = r"`.*action_head\.model\.transformer_blocks\..*\.(to_q|to_v)`";
         return refuse(
             "lora.targets",
-            format!("missing: LeRobot has no default for GR00T; name some, for instance {example}"),
+            format!("missing, and LeRobot has no default for GR00T; set it, for instance to {example}"),
         );
     }
     let own = own(config).into_iter().filter(|_| asked.lora.is_none());
@@ -83,7 +83,7 @@ pub fn tuned(
         .lora
         .and_then(|plan| plan.adapters().map(|(name, _)| name.to_owned()).find(|name| is_head(name)));
     match found {
-        Some(name) => refuse("lora.targets", format!("matches `{name}`, {UNREAD}")),
+        Some(name) => refuse("lora.targets", format!("matches `{name}`, {UNREAD}; leave it out")),
         None => Ok(tuned),
     }
 }

@@ -203,7 +203,7 @@ fn side(fields: &Fields<'_>) -> Result<usize, ModelError> {
     match fields.uints("image_resolution")?.as_deref() {
         None => Ok(224),
         Some(&[height, width]) if height == width && height > 0 => Ok(height),
-        found => Err(fields.error("image_resolution", format!("{found:?}; expected two equal sides"))),
+        Some(found) => Err(fields.error("image_resolution", format!("{found:?}; expected two equal sides"))),
     }
 }
 

@@ -168,12 +168,9 @@ fn refuse_others(fields: &Fields<'_>) -> Result<(), ModelError> {
 
 fn sides(fields: &Fields<'_>) -> Result<[usize; 2], ModelError> {
     match fields.uints("resize_imgs_with_padding")?.as_deref() {
-        None if fields.get("resize_imgs_with_padding").is_none() => {
-            Err(fields
-                .error("resize_imgs_with_padding", "null, which is not supported; give width and height"))
-        }
+        None => Err(fields.error("resize_imgs_with_padding", "null is not supported; give width and height")),
         Some(&[width, height]) if width == height && width > 0 => Ok([width, height]),
-        found => {
+        Some(found) => {
             Err(fields.error("resize_imgs_with_padding", format!("{found:?}; expected two equal sides")))
         }
     }

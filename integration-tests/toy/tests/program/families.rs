@@ -228,7 +228,7 @@ fn what_a_family_has_not_is_refused_where_it_is_asked_for() {
     std::fs::create_dir(&model).expect("a directory");
     std::fs::write(model.join("config.json"), r#"{"model_type": "felt"}"#).expect("a file");
     let (code, printed) = refused(quilt.run("never", &[&format!("model.path={}", model.display())]));
-    let known = "is \"felt\"; supported are: qwen2_5_vl";
+    let known = "\"felt\"; supported are qwen2_5_vl";
     assert!(code != Some(0) && printed.contains(known) && printed.contains("quilt, mosaic"), "{printed}");
     assert!(!quilt.toy.path("never").exists());
 }

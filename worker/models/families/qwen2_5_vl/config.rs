@@ -184,7 +184,7 @@ fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
     }
     if !head_dim.is_multiple_of(2) {
         return Err(
-            f.error("num_attention_heads", format!("heads of odd width {head_dim} cannot be rotated"))
+            f.error("num_attention_heads", format!("head width {head_dim}; RoPE needs an even width"))
         );
     }
     let (theta, mrope_section) = text_rope(f, head_dim / 2, [16, 24, 24], "\"default\" or \"mrope\"")?;
@@ -250,11 +250,11 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
         rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
-        return Err(f.error("patch_size", "sizes of patches, channels and merged squares must be positive"));
+        return Err(f.error("patch_size", "patch sizes, in_channels and spatial_merge_size must be positive"));
     }
     let token = config.patch_size * config.spatial_merge_size;
     if config.window_size < token {
-        let problem = format!("{} pixels is less than one token of {token}", config.window_size);
+        let problem = format!("{} pixels; expected at least {token} (one token)", config.window_size);
         return Err(f.error("window_size", problem));
     }
     Ok(config)

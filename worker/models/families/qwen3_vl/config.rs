@@ -102,7 +102,7 @@ impl Qwen3VlConfig {
         check_widths(&vision_fields, vision.out_hidden_size, text.hidden_size)?;
         if vision.deepstack_blocks.len() > text.num_layers {
             let problem = format!(
-                "{} blocks, but the text model has {} layers to add their outputs to",
+                "{} blocks, more than the text model's {} layers",
                 vision.deepstack_blocks.len(),
                 text.num_layers
             );
@@ -122,7 +122,7 @@ impl Qwen3VlConfig {
 fn read_text(f: &Fields<'_>) -> Result<TextSizes, ModelError> {
     f.expect_str("model_type", "qwen3_vl_text")?;
     if f.uint("num_experts")?.is_some_and(|experts| experts > 0) {
-        return Err(f.error("num_experts", "mixtures of experts are not supported; take a dense Qwen3-VL"));
+        return Err(f.error("num_experts", "mixtures of experts are not supported; use a dense Qwen3-VL"));
     }
     f.expect_str("hidden_act", "silu")?;
     if f.bool("attention_bias")?.unwrap_or(false) {
@@ -133,14 +133,12 @@ fn read_text(f: &Fields<'_>) -> Result<TextSizes, ModelError> {
     f.divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)?;
     let head_dim = f.uint("head_dim")?.unwrap_or(128);
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return Err(f.error("head_dim", format!("heads of width {head_dim} cannot be rotated")));
+        return Err(f.error("head_dim", format!("{head_dim}; RoPE needs an even width above 0")));
     }
     let (theta, section) = text_rope(f, head_dim / 2, MROPE_SECTION, "\"default\"")?;
     for rope in [f.object("rope_parameters")?, f.object("rope_scaling")?].into_iter().flatten() {
         if rope.bool("mrope_interleaved")? == Some(false) {
-            return Err(
-                rope.error("mrope_interleaved", "false; Transformers interleaves the axes of this family")
-            );
+            return Err(rope.error("mrope_interleaved", "false; Qwen3-VL always interleaves the axes"));
         }
     }
     Ok(TextSizes {
@@ -175,12 +173,9 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     f.same_if_both("in_channels", "in_chans")?;
     let [hidden_size, num_heads, head_dim] = vision_heads(f)?;
     let depth = f.size("depth")?;
-    let deepstack_blocks = f.uints("deepstack_visual_indexes")?.ok_or_else(|| {
-        f.error(
-            "deepstack_visual_indexes",
-            "missing; it lists the blocks whose outputs also go to the language model",
-        )
-    })?;
+    let deepstack_blocks = f
+        .uints("deepstack_visual_indexes")?
+        .ok_or_else(|| f.error("deepstack_visual_indexes", "missing; use the checkpoint's own config.json"))?;
     let ascends = deepstack_blocks.windows(2).all(|pair| pair[0] < pair[1]);
     if !ascends || deepstack_blocks.last().is_some_and(|&last| last >= depth) {
         let problem = format!("{deepstack_blocks:?}; expected ascending block numbers below depth ({depth})");
@@ -207,7 +202,7 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
         rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
-        return Err(f.error("patch_size", "sizes of patches, channels and merged squares must be positive"));
+        return Err(f.error("patch_size", "patch sizes, in_channels and spatial_merge_size must be positive"));
     }
     Ok(config)
 }

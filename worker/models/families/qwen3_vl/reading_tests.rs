@@ -60,7 +60,7 @@ fn what_is_not_read_is_refused_by_field() {
         (json!({"quantization_config": {"quant_method": "fp8"}}), ["`quantization_config`", "fp8"]),
         (
             json!({"vision_config": {"deepstack_visual_indexes": [5, 24]}}),
-            ["deepstack_visual_indexes", "24 there are"],
+            ["deepstack_visual_indexes", "below depth (24)"],
         ),
         (
             json!({"vision_config": {"deepstack_visual_indexes": null}}),

@@ -41,7 +41,7 @@ fn from_json(path: &Path, json: &Value) -> Result<TowerDecoderSizes, ModelError>
     text.expect_str("hidden_act", "silu")?;
     let (layer, vision) = (decoder_layer(&text, "llama", None)?, vision(&tower)?);
     let shuffle = root.uint("scale_factor")?.unwrap_or(2);
-    root.divides("scale_factor", shuffle, "patches along a side of an image", vision.patches())?;
+    root.divides("scale_factor", shuffle, "image_size / patch_size =", vision.patches())?;
     let (layers, vocab_size) = (text.size("num_hidden_layers")?, text.size("vocab_size")?);
     // The default of Transformers' class.
     let image_token = image_token(&root, &["image_token_id"], 128_257)?;

@@ -74,7 +74,7 @@ impl T5Config {
         f.expect_pretrained("a T5 or mT5 checkpoint")?;
         let kind = f.str("model_type")?.unwrap_or_default();
         if !FAMILY.contains(&kind) {
-            return Err(f.error("model_type", format!("{kind:?}; the task `seq2seq` reads t5 and mt5")));
+            return Err(f.error("model_type", format!("{kind:?}; the task `seq2seq` supports t5 and mt5")));
         }
         let layers = f.size("num_layers")?;
         let vocab_size = f.size("vocab_size")?;
@@ -87,8 +87,8 @@ impl T5Config {
         let may_be_own = !tied || kind == "mt5" || !scale;
         if f.bool("tie_word_embeddings")? == Some(false) && stored(HEAD) == Some(false) {
             let problem = format!(
-                "false, but the weights have no `{HEAD}`: the head is missing; download the checkpoint again, or set it to true \
-                 if the embedding table is the head"
+                "false, but the weights have no `{HEAD}`; download the checkpoint again, or set \
+                 `tie_word_embeddings` to true if the embedding table is the head"
             );
             return Err(f.error("tie_word_embeddings", problem));
         }
@@ -138,8 +138,7 @@ fn buckets(f: &Fields<'_>) -> Result<[usize; 2], ModelError> {
     let buckets = f.uint("relative_attention_num_buckets")?.unwrap_or(32);
     let distance = f.uint("relative_attention_max_distance")?.unwrap_or(128);
     if buckets < 4 || !buckets.is_multiple_of(4) {
-        let problem =
-            format!("{buckets}; expected a multiple of 4: half for each direction, each halved again");
+        let problem = format!("{buckets}; expected a positive multiple of 4");
         return Err(f.error("relative_attention_num_buckets", problem));
     }
     if distance <= buckets / 2 {
@@ -154,9 +153,7 @@ fn feed_forward(f: &Fields<'_>, kind: &str) -> Result<FeedForward, ModelError> {
     match f.str("feed_forward_proj")?.unwrap_or(usual) {
         "relu" => Ok(FeedForward::Relu),
         "gated-gelu" => Ok(FeedForward::GatedGelu),
-        other => {
-            Err(f.error("feed_forward_proj", format!("{other:?}; only \"relu\" and \"gated-gelu\" are read")))
-        }
+        other => Err(f.error("feed_forward_proj", format!("{other:?}; expected \"relu\" or \"gated-gelu\""))),
     }
 }
 
@@ -219,10 +216,10 @@ mod tests {
         for (changes, told) in [
             (
                 vec![("model_type", Value::Null), ("type", json!("smolvla"))],
-                "`type`: \"smolvla\": a policy of LeRobot",
+                "`type`: \"smolvla\" is a LeRobot policy",
             ),
-            (vec![("model_type", json!("openvla"))], "`model_type`: \"openvla\": a robot's policy"),
-            (vec![("quantization_config", bits)], "quantised weights (bitsandbytes) are not read; use"),
+            (vec![("model_type", json!("openvla"))], "`model_type`: \"openvla\" is a robot's policy"),
+            (vec![("quantization_config", bits)], "quantised weights (bitsandbytes) are not supported; use"),
         ] {
             let message = read(&changes, None).expect_err("refused");
             assert!(message.contains(told), "{message}");

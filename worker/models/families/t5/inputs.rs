@@ -63,7 +63,7 @@ impl SeqInputs {
         let learned = labels.iter().zip(&ids).map(|(&label, &id)| (label != IGNORED_LABEL).then_some(id));
         let targets = TokenTargets::of(learned);
         if targets.rows.is_empty() {
-            return Err(file.error("labels", format!("every one is {IGNORED_LABEL}: nothing to predict")));
+            return Err(file.error("labels", format!("every label is {IGNORED_LABEL}: nothing to predict")));
         }
         let target = shifted(&ids, len, config.special.decoder_start);
         let words = ["dropout_rows", "decoder_dropout_rows"].map(|name| file.words(name));

@@ -53,7 +53,7 @@ impl TextTokenizer for T5Tokenizer {
         let mut ids = encoding.get_ids().to_vec();
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab) {
             return Err(format!(
-                "token {id} lies beyond the model's vocabulary of {}; use the tokenizer of this checkpoint",
+                "token {id} is beyond the model's vocabulary of {}; use the tokenizer of this checkpoint",
                 self.vocab
             ));
         }

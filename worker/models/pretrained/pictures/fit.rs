@@ -103,7 +103,7 @@ impl FromStr for Fit {
             _ => None,
         };
         known.ok_or_else(|| {
-            format!("`{text}` is not `smart_resize`, `letterbox 224` (a side in pixels) or `crop 2/3` (a part of each side)")
+            format!("`{text}` is not `smart_resize`, `letterbox 224` (a side in pixels) or `crop 2/3` (the fraction of each side to keep)")
         })
     }
 }

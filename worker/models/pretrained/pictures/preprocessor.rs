@@ -123,7 +123,7 @@ impl Settings {
             }
         }
         if let Some(filter) = self.resample.filter(|filter| *filter != BICUBIC) {
-            return refuse("resample", filter.to_string(), "images are resized bicubically (3) here");
+            return refuse("resample", filter.to_string(), "only 3 (bicubic) is supported");
         }
         let sizes = [
             ("patch_size", self.patch_size, shape.patch),
@@ -132,13 +132,13 @@ impl Settings {
         ];
         for (field, message, tower) in sizes {
             if let Some(message) = message.filter(|message| *message != tower) {
-                let found = format!("{message}, the vision tower of config.json has {tower}");
-                return refuse(field, found, "both files must be of one checkpoint");
+                let found = format!("{message}, but the vision tower in config.json has {tower}");
+                return refuse(field, found, "copy both files from the same checkpoint");
             }
         }
         let std = self.image_std.unwrap_or(CLIP_STD);
         if std.iter().any(|deviation| *deviation <= 0.0) {
-            return refuse("image_std", format!("{std:?}"), "deviations are positive");
+            return refuse("image_std", format!("{std:?}"), "standard deviations must be positive");
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ impl SmartResize {
         if max_pixels < cell || min_pixels > max_pixels {
             let found = format!("between {min_pixels} and {max_pixels} pixels");
             let remedy =
-                format!("data.min_pixels <= data.max_pixels, and at least one token of {cell} pixels");
+                format!("set data.min_pixels <= data.max_pixels and data.max_pixels >= {cell} (one token)");
             return Err(DataError::invalid(&own.path, "min_pixels, max_pixels", found, remedy));
         }
         // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and

@@ -26,7 +26,7 @@ pub fn join() -> usize {
         pool.get_or_init(|| match ThreadPoolBuilder::new().use_current_thread().build() {
             Ok(pool) => Some(pool),
             Err(error) => {
-                tracing::warn!(%error, "computing on the process's thread pool: slower, with the same results");
+                tracing::warn!(%error, "cannot start a thread pool; using the process's: slower, same results");
                 None
             }
         });

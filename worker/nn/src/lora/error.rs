@@ -35,7 +35,7 @@ pub enum LoraError {
     },
     /// A target is a module that cannot carry an adapter.
     #[error(
-        "{field}: {targets} matches `{module}`, which is {kind}; only linear layers take an adapter: {remedy}"
+        "{field}: {targets} matches `{module}`, which is {kind}; only linear layers can have an adapter: {remedy}"
     )]
     NotLinear {
         /// The setting.

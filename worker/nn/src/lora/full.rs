@@ -56,7 +56,7 @@ impl TrainedModules {
                 return Err(setting(format!("`{pattern}` {}", nothing(modules))));
             }
             if trained.len() == before {
-                tracing::warn!(field = TRAIN, %pattern, "pattern adds nothing to those before it");
+                tracing::warn!(field = TRAIN, %pattern, "pattern adds no new module");
             }
         }
         Ok(Self(trained))
@@ -79,9 +79,9 @@ impl TrainedModules {
                 let holder = holder(module, modules);
                 if !tying && tied.is_some_and(|table| table.name == holder.name) {
                     return Err(format!(
-                        "{name:?} means `{}`, which PEFT trained separately, but this model ties it to \
-                         another table (tie_word_embeddings). If nothing reads logits, set \
-                         `ensure_weight_tying` to true in the file; otherwise train again with it, or untie the model",
+                        "{name:?} means `{}`, which PEFT trained separately, but this model ties it to another \
+                         table (tie_word_embeddings). If nothing uses the logits, set `ensure_weight_tying` to \
+                         true here; otherwise train the adapter again with that setting, or untie the model",
                         module.name
                     ));
                 }
@@ -160,10 +160,10 @@ pub(super) fn refused(module: &Module, lora: Option<&LoraPlan>) -> Option<&'stat
     let adapted = |name: &str| lora.is_some_and(|plan| plan.adapter(name).is_some());
     match module.kind {
         ModuleKind::Embedding { tied: true, .. } if adapted(HEAD) => Some(
-            "which shares its weight with the LM head, and that has a LoRA adapter; take lm_head out of lora.targets, or this module out of this key",
+            "which shares its weight with lm_head, and lm_head has a LoRA adapter; remove lm_head from lora.targets, or this module from model.train",
         ),
         _ if adapted(&module.name) => {
-            Some("which has a LoRA adapter; take it out of lora.targets, or out of this key")
+            Some("which has a LoRA adapter; remove it from lora.targets or from model.train")
         }
         _ => None,
     }
@@ -173,7 +173,7 @@ fn nothing(modules: &[Module]) -> String {
     let norms = modules.iter().find(|module| matches!(module.kind, ModuleKind::Norm { .. }));
     let example = norms.map_or("model.visual.merger.ln_q", |module| module.name.as_str());
     format!(
-        "matches no module of the model that has weights; paths look like `{example}`. A pattern must match the last parts of a module's path, or of the path of a module around it, such as `visual\\.merger`"
+        "matches no module of the model that has weights; paths look like `{example}`. A pattern must match the last parts of a module's path, or of a parent module's path, such as `visual\\.merger`"
     )
 }
 

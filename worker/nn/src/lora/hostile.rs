@@ -77,7 +77,7 @@ fn what_is_larger_than_the_model_is_not_read() {
     let adapters = adapters.iter().map(String::as_str).zip(shapes.into_iter().cycle());
     let all: Vec<_> = adapters.chain([(whole, &[ELEMENTS, 6][..])]).collect();
     let told = refused(saved, &all);
-    assert!(told.contains("more than the model's has"), "{told}");
+    assert!(told.contains("larger than the model's tensor"), "{told}");
     let told = refused(saved, &[("of nobody", &[ELEMENTS])]);
     assert!(told.contains("tensor `of nobody`"), "{told}");
 }
@@ -88,13 +88,13 @@ fn a_list_of_more_than_a_model_has_is_refused_by_its_field() {
         let mut config: serde_json::Value = serde_json::from_str(CONFIG).expect("JSON");
         config[field] = (0..100_000).map(|entry| format!("nobody{entry}")).collect();
         let told = refused(&config.to_string(), &[]);
-        assert!(told.contains(&format!("`{field}`: has more than 4096 entries")), "{told}");
+        assert!(told.contains(&format!("`{field}`: more than 4096 entries")), "{told}");
     }
     let mut config: serde_json::Value = serde_json::from_str(CONFIG).expect("JSON");
     let ranks = (0..100_000).map(|entry| (format!("nobody{entry}"), 2.into()));
     config["rank_pattern"] = serde_json::Value::Object(ranks.collect());
     let told = refused(&config.to_string(), &[]);
-    assert!(told.contains("`rank_pattern`: has more than 4096 entries"), "{told}");
+    assert!(told.contains("`rank_pattern`: more than 4096 entries"), "{told}");
 }
 
 #[test]

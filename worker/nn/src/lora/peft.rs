@@ -70,7 +70,7 @@ impl PeftAdapter {
         let text = bounded::read_text(&config_path, MAX_METADATA_BYTES).map_err(|source| LoraError::Io {
             path: config_path.clone(),
             source,
-            remedy: "name a directory that PEFT's save_pretrained, or a run's export, has written",
+            remedy: "name a directory written by PEFT's save_pretrained or by a run's export",
         })?;
         let json: Value = serde_json::from_str(&text).map_err(|error| LoraError::Adapter {
             path: config_path.clone(),
@@ -88,7 +88,7 @@ impl PeftAdapter {
             return Err(LoraError::Adapter {
                 path: config_path,
                 problem: format!(
-                    "`{name}` is both adapted and in `modules_to_save`; merge the adapter into that module and save it again without one"
+                    "`{name}` is both adapted and in `modules_to_save`; merge its adapter into the module, and save the directory again without that adapter"
                 ),
             });
         }
@@ -96,7 +96,7 @@ impl PeftAdapter {
         let opened = OpenFile::open(&path).and_then(TensorFile::new);
         let file = opened.map_err(|source| match source.kind() {
             io::ErrorKind::InvalidData => {
-                LoraError::Adapter { path: path.clone(), problem: format!("{source}; copy it again") }
+                LoraError::Adapter { path: path.clone(), problem: format!("{source}; copy the file again") }
             }
             _ => LoraError::Io {
                 path: path.clone(),
@@ -124,8 +124,8 @@ impl PeftAdapter {
     pub fn brings_more_than(&self, full: &TrainedModules) -> Option<String> {
         let module = self.saved.beyond(full).next()?;
         Some(format!(
-            "has a full copy of `{module}` (modules_to_save), but this run keeps the checkpoint's; add it \
-             to model.train"
+            "has a full copy of `{module}` (modules_to_save), but this run does not train that module; add \
+             it to model.train"
         ))
     }
 
@@ -137,9 +137,9 @@ impl PeftAdapter {
         let packed = packed.map(FrozenDtype::name).any(|name| name == there || name == here.name());
         packed.then(|| {
             format!(
-                "was trained on weights in {there}, but here they are in {}, whose rounding errors \
-                 differ; set model.weights_dtype: {there}, or write the model with it merged (`cox export --merged`) and \
-                 name that as model.path",
+                "was trained on weights in {there}, but this run loads them as {}, with other rounding \
+                 errors; set model.weights_dtype: {there}, or merge the adapter (`cox export --merged`) and \
+                 set model.path to the merged model",
                 here.name()
             )
         })
@@ -227,9 +227,7 @@ impl Weights<'_> {
                 None => self.newer_spelling(&key, saved)?,
             };
             if found.insert(name, info).is_some() {
-                return Err(
-                    self.error(format!("tensor `{stored}` is stored twice, under two spellings of its name"))
-                );
+                return Err(self.error(format!("tensor `{stored}` is stored in two spellings of its name")));
             }
         }
         if !copies.is_empty() {
@@ -266,7 +264,7 @@ impl Weights<'_> {
             // Before any of it is read: the file may be of any size.
             if info.shape.iter().product::<usize>() > self.most_elements(&name) {
                 let problem = format!(
-                    "tensor `{name}` has shape {:?}, which is more than the model's has: an adapter of another model?",
+                    "tensor `{name}` has shape {:?}, which is larger than the model's tensor: an adapter of another model?",
                     info.shape
                 );
                 return Err(self.error(problem));

@@ -242,8 +242,7 @@ impl Fields<'_> {
         let long = |(_, value): &(&String, &Value)| entries(value).is_some_and(|found| found > MAX_ENTRIES);
         match self.object.iter().find(long) {
             Some((field, _)) => {
-                Err(self
-                    .error(field, format!("has more than {MAX_ENTRIES} entries; use an expression instead")))
+                Err(self.error(field, format!("more than {MAX_ENTRIES} entries; use a regular expression")))
             }
             None => Ok(()),
         }
@@ -251,9 +250,9 @@ impl Fields<'_> {
 
     fn refuse_what_changes_the_adapter(&self) -> Result<(), LoraError> {
         let kind = self.typed("peft_type", "a string", |v| v.as_str().map(str::to_owned))?;
-        match kind {
-            Some(kind) if kind == "LORA" => {}
-            found => return Err(self.error("peft_type", format!("{found:?}; only \"LORA\" is supported"))),
+        if kind.as_deref() != Some("LORA") {
+            let found = kind.unwrap_or_default();
+            return Err(self.error("peft_type", format!("{found:?}; only \"LORA\" is supported")));
         }
         for field in REFUSED {
             if let Some(value) = self.get(field).filter(|value| !is_neutral(value)) {
@@ -291,7 +290,7 @@ impl Fields<'_> {
     }
 
     fn targets(&self, field: &str) -> Result<Option<LoraTargets>, LoraError> {
-        self.typed(field, "a list of names or an expression", |value| match value {
+        self.typed(field, "a list of names or a regular expression", |value| match value {
             Value::String(text) => Some(LoraTargets::Regex(text.clone())),
             list => strings(list).map(LoraTargets::Suffixes),
         })

@@ -141,20 +141,22 @@ impl LoraPlan {
         &self.recipe
     }
 
-    /// The first difference to another plan, in words; none when both give the same adapters.
+    /// Where a run file's plan first differs from an adapter's, in words; none when both adapt alike.
     pub fn difference(&self, other: &Self) -> Option<String> {
         for (name, spec) in &self.adapters {
             match other.adapters.get(name) {
-                None => return Some(format!("`{name}` has an adapter only in the first")),
-                Some(theirs) if theirs != spec => return Some(format!("`{name}`: {spec} against {theirs}")),
+                None => return Some(format!("`{name}` has an adapter only in the run file")),
+                Some(theirs) if theirs != spec => {
+                    return Some(format!("`{name}`: {spec} in the run file, {theirs} in the adapter"));
+                }
                 Some(_) => {}
             }
         }
         if let Some(extra) = other.adapters.keys().find(|name| !self.adapters.contains_key(*name)) {
-            return Some(format!("`{extra}` has an adapter only in the second"));
+            return Some(format!("`{extra}` has an adapter, but not in the run file"));
         }
-        let [ours, theirs] = [self, other].map(|plan| plan.recipe.bias);
-        (ours != theirs).then(|| format!("bias: {} against {}", ours.as_str(), theirs.as_str()))
+        let [ours, theirs] = [self, other].map(|plan| plan.recipe.bias.as_str());
+        (ours != theirs).then(|| format!("bias: {ours} in the run file, {theirs} in the adapter"))
     }
 }
 

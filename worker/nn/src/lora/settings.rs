@@ -67,7 +67,7 @@ impl Lora {
             LoraTargets::Suffixes(names) => f.require(
                 !names.is_empty() && names.iter().all(|name| !name.trim().is_empty()),
                 "lora.targets",
-                "names no module, or an empty one",
+                "is empty or has an empty name",
                 "list module names, for instance `[q_proj, v_proj]`; to train without LoRA remove the section",
             ),
             LoraTargets::Regex(pattern) => check_pattern("lora.targets", pattern, f),
@@ -78,7 +78,7 @@ impl Lora {
                 *rank >= 1,
                 "lora.rank_pattern",
                 format_args!("rank of `{pattern}` must be at least 1"),
-                "remove it, or keep those modules out of `lora.targets`",
+                "remove the pattern, or keep its modules out of `lora.targets`",
             );
         }
         for (pattern, alpha) in self.alpha_pattern.iter() {
@@ -92,7 +92,7 @@ impl Lora {
         f.require(
             self.layers_to_transform.is_empty() || matches!(self.targets, LoraTargets::Suffixes(_)),
             "lora.layers_to_transform",
-            "is given, but `lora.targets` is an expression, which already selects layers",
+            "is given, but `lora.targets` is a regular expression, which already selects layers",
             "list the targets, for instance `[q_proj, v_proj]`, or put the layers into the expression",
         );
         for pattern in &self.layers_pattern {

@@ -145,7 +145,7 @@ impl<'a> Targets<'a> {
         let Rule::Suffixes(suffixes) = &self.rule else { return };
         let idle = suffixes.idle(selected);
         if !idle.is_empty() {
-            tracing::warn!(field = self.field, targets = %shown(&idle), "these match no module of the model");
+            tracing::warn!(field = self.field, targets = %shown(&idle), "some entries match no module");
         }
     }
 
@@ -207,7 +207,7 @@ fn not_linear(kind: ModuleKind) -> Option<(&'static str, &'static str)> {
         )),
         ModuleKind::Embedding { .. } => Some(("the token embedding", "leave it out")),
         ModuleKind::Norm { .. } | ModuleKind::Other => {
-            Some(("no linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
+            Some(("not a linear layer", "name linear layers, such as \"q_proj\" or \"attn.qkv\""))
         }
     }
 }

@@ -46,7 +46,7 @@ pub fn listen() {
         set_hook(Box::new(move |panic| match refusal(panic) {
             Some(words) => hear(words),
             None if OUT_OF_ORDER.load(Ordering::Relaxed) => {
-                tracing::debug!(%panic, "in consequence of a refused allocation");
+                tracing::debug!(%panic, "a panic that a refused allocation has caused");
             }
             None => before(panic),
         }));
@@ -74,7 +74,7 @@ pub fn refused() -> Option<String> {
 /// the device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
-        tracing::warn!(device = %words, "an allocation failed, so its result is missing");
+        tracing::warn!(device = %words, "a device allocation failed: the work that needed it has no result");
         set_in_order();
     }
 }

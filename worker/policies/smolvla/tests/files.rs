@@ -81,7 +81,7 @@ fn what_is_not_read_is_refused_by_key() {
     let dir = tempfile::tempdir().expect("a directory for the test");
     fs::write(dir.path().join("config.json"), r#"{"type": "act"}"#).expect("written");
     let message = PolicyDirectory::from_dir(dir.path()).expect_err("another type").to_string();
-    assert!(message.contains(r#"`type`: "act"; policies that are read: smolvla, pi0, pi05"#), "{message}");
+    assert!(message.contains(r#"`type`: "act"; supported policies: smolvla, pi0, pi05"#), "{message}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn multiplied<R: CubeRuntime>(x: CubeTensor<R>, w: CubeTensor<R>, out: CubeTenso
             return out;
         }
     }
-    panic!("none of the named kernels multiplies on {:?}: the log has why each failed", out.device)
+    panic!("no matmul kernel works on {:?}: the log has each kernel's error", out.device)
 }
 
 /// Kernels that are right for any inner dimension, best first. A device may lack what one needs, or a matrix

@@ -108,5 +108,5 @@ fn bounds_of_pixels_that_leave_no_size_are_refused() {
 fn a_task_that_contains_an_image_placeholder_is_refused() {
     let mut spec = super::spec(&mini());
     spec.vla_mut().data.prompt = "look <|image_pad|> {task}".into();
-    refused(Dataset::from_spec(&spec, shelf()), &["data.prompt", "2 image placeholders for 1 images"]);
+    refused(Dataset::from_spec(&spec, shelf()), &["data.prompt", "placeholders in the prompt: 2, images: 1"]);
 }

@@ -99,7 +99,8 @@ fn they_go_out_to_peft_and_come_back() {
         let refused = Policy::<Flex>::load(&from("none"), shelf(), DIMS, &Default::default())
             .err()
             .expect("another adapter");
-        assert!(refused.to_string().contains(&format!("bias: none against {bias}")), "{refused}");
+        let told = format!("bias: none in the run file, {bias} in the adapter");
+        assert!(refused.to_string().contains(&told), "{refused}");
     }
 }
 
