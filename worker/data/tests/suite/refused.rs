@@ -41,7 +41,7 @@ fn a_video_that_is_cut_off_or_missing_is_named_and_others_are_read() {
         let dir = with(&V30, 1, &bytes[..keep]);
         refused(
             dir.path(),
-            &["front/chunk-000/file-001.mp4: ", FRONT, "not a whole mp4 file", "copy or download"],
+            &["front/chunk-000/file-001.mp4: ", FRONT, "not a valid mp4 file", "copy or download"],
         );
         let (catalog, store) = open(dir.path());
         assert!(store.frame(&catalog, 0, 28).is_ok());
@@ -68,9 +68,9 @@ fn a_pointer_of_git_lfs_is_named_with_the_command_that_brings_the_file() {
 #[test]
 fn other_codecs_and_depth_are_refused_by_name_with_the_command_that_converts() {
     let cases = [
-        ("no_hevc.mp4", "HEVC (H.265) is not decoded here"),
-        ("no_depth.mp4", "a depth map (HEVC, 12 bit grey) is not decoded here"),
-        ("no_vp9.mp4", "VP9 is not decoded here"),
+        ("no_hevc.mp4", "HEVC (H.265) is not supported"),
+        ("no_depth.mp4", "a depth map (HEVC, 12 bit grey) is not supported"),
+        ("no_vp9.mp4", "VP9 is not supported"),
     ];
     for (file, what) in cases {
         let dir = with(&V30, 0, &fs::read(clip(file)).unwrap());
