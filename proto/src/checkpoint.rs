@@ -38,7 +38,7 @@ pub enum ManifestError {
     #[error("{MANIFEST} is not valid: {0}; it is damaged, or was written by another version")]
     Garbled(String),
     /// Another version has written it.
-    #[error("format {0} is unknown to this version, which reads {FORMAT}")]
+    #[error("format {0} is unknown to this version, which reads format {FORMAT}")]
     UnknownFormat(u32),
 }
 

@@ -49,7 +49,7 @@ impl RunSpec {
             (1..=most).contains(&world_size),
             "train.global_batch",
             format_args!("{} samples cannot be shared by {world_size} workers", self.train.global_batch),
-            "every worker needs at least one sample of each step: start fewer workers or raise it",
+            "every worker needs a sample of each step: start fewer workers or raise `train.global_batch`",
         );
         findings.into_result()
     }
@@ -120,7 +120,7 @@ fn check_train(train: &Train, f: &mut Findings) {
         "lower `train.micro_batch` or raise `train.global_batch`",
     );
     f.at_least_one("train.keep_checkpoints", train.keep_checkpoints);
-    f.require(train.log_every >= 1, "train.log_every", "must be at least 1, is 0", "log every step with 1");
+    f.require(train.log_every >= 1, "train.log_every", "must be at least 1, is 0", "use 1 to log every step");
     let share = train.max_left_out;
     f.in_range("train.max_left_out", share, (0.0..=1.0).contains(&share), "from 0 to 1");
     let factor = train.spike_factor;
@@ -136,7 +136,7 @@ fn check_train(train: &Train, f: &mut Findings) {
             every >= 1,
             "train.recompute.every",
             "must be at least 1, is 0",
-            "use `none` to keep everything",
+            "set `train.recompute: none` to keep all activations",
         );
     }
 }
@@ -153,7 +153,7 @@ fn check_init(spec: &RunSpec, f: &mut Findings) {
                 "names `{}`, which is not a parameter group of this task",
                 group.unwrap_or_default()
             ),
-            "name groups as `optimizer.lr` does",
+            "use the group names of `optimizer.lr`",
         );
     }
     let hex = |digest: &String| digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
@@ -162,7 +162,7 @@ fn check_init(spec: &RunSpec, f: &mut Findings) {
             digest.as_ref().is_none_or(hex),
             key,
             "is not 64 hexadecimal digits",
-            "remove it: it is found at launch",
+            "remove it: it is computed at launch",
         );
     }
     f.require(
@@ -185,7 +185,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
                 "names `{}`, which is not a parameter group of this task",
                 group.unwrap_or_default()
             ),
-            "name groups as `optimizer.lr` does",
+            "use the group names of `optimizer.lr`",
         );
     };
     for (path, value) in values {
@@ -213,7 +213,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         optimizer.decay_steps.is_none_or(|steps| steps > longest),
         "optimizer.decay_steps",
         "leaves no step after the warm-up",
-        "it counts from the first step of the run: raise it",
+        "raise it above the warm-up steps: it counts from the first step of the run",
     );
     f.require(
         optimizer.schedule_over == ScheduleOver::All || spec.cache.mode == CacheMode::Periodic,
@@ -242,7 +242,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         growth_interval != Some(0),
         "optimizer.loss_scale.growth_interval",
         "is 0",
-        "give the steps in a row after which the scale doubles, for instance 2000",
+        "give the number of consecutive steps after which the scale doubles, for instance 2000",
     );
     let ratio = optimizer.min_lr_ratio;
     f.in_range("optimizer.min_lr_ratio", ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
@@ -298,7 +298,7 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
     f.require(
         cache.rebuild_above.is_none() || cache.probe_samples >= 1,
         "cache.probe_samples",
-        "is 0, but `cache.rebuild_above` needs a drift to compare",
+        "is 0, but `cache.rebuild_above` needs probe samples to measure drift on",
         "give at least 1",
     );
 }
@@ -334,7 +334,7 @@ fn check_launch(launch: &Launch, f: &mut Findings) {
             matches!(port, Some(Ok(_))),
             "launch.listen",
             format_args!("`{listen}` is not an address"),
-            "write `HOST:PORT`, for instance `127.0.0.1:29400`; port 0 takes a free one",
+            "write `HOST:PORT`, for instance `127.0.0.1:29400`; port 0 chooses a free port",
         );
     }
 }

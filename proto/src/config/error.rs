@@ -121,6 +121,6 @@ impl ConfigError {
 fn listed(problems: &[Problem]) -> String {
     let mut told: Vec<_> = problems.iter().take(MAX_TOLD).map(Problem::to_string).collect();
     let more = problems.len().saturating_sub(MAX_TOLD);
-    told.extend((more > 0).then(|| format!("and {more} more problems")));
+    told.extend((more > 0).then(|| format!("and {more} more")));
     told.join("\n")
 }

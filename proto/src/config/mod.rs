@@ -80,7 +80,7 @@ impl RunSpec {
     ) -> Result<Self, ConfigError> {
         let mut root = tree::parse(text, source_name)?;
         if !matches!(root.value, tree::Value::Map(_)) {
-            let problem = Problem::new("", "is not a map of keys, as a run file is").at(&root.place);
+            let problem = Problem::new("", "is not a run file: a run file is a map of keys").at(&root.place);
             return Err(ConfigError::one(
                 problem.help("`cox init` writes one, and docs/reference/run-file.md lists the keys"),
             ));

@@ -56,7 +56,7 @@ fn expanded(text: &str, home: Option<&str>) -> Result<String, (&'static str, &'s
         (Some(rest), Some(home)) => Ok(format!("{}/{rest}", home.trim_end_matches('/'))),
         (Some(_), None) => Err(("begins with `~`, but HOME is not set", "write the path out")),
         (None, _) => {
-            Err(("begins with `~`, of which only `~/` is supported", "write the path out, or `./~..`"))
+            Err(("begins with `~`, but only `~/` is supported", "write the path out, or `./~NAME`"))
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn resolve(root: &mut Node) -> Result<(), ConfigError> {
     match (sections, choice) {
         (None, None) => Ok(()),
         (None, Some(choice)) => {
-            let problem = Problem::new(CHOICE, "is chosen, but this file has no `sections`");
+            let problem = Problem::new(CHOICE, "is set, but this file has no `sections`");
             Err(ConfigError::one(problem.at(&choice.place).help("leave it out, or name another file")))
         }
         (Some(sections), choice) => {

@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for EpisodeRange {
             type Value = EpisodeRange;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an episode's number, or a first and a last one: `10-19`")
+                f.write_str("an episode number, or a range such as `10-19`")
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<EpisodeRange, E> {
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for EpisodeRange {
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<EpisodeRange, E> {
                 let number = u64::try_from(number);
                 number.map_or_else(
-                    |_| Err(E::custom("an episode's number is not negative")),
+                    |_| Err(E::custom("an episode number must be at least 0")),
                     |n| self.visit_u64(n),
                 )
             }
@@ -68,7 +68,7 @@ impl<'de> Deserialize<'de> for EpisodeRange {
                 match ends {
                     Some((first, last)) if first <= last => Ok(EpisodeRange { first, last }),
                     _ => Err(E::custom(format_args!(
-                        "`{text}` is not a range of episodes; write the first and the last, `10-19`"
+                        "`{text}` is not a range of episodes; write FIRST-LAST, such as `10-19`"
                     ))),
                 }
             }

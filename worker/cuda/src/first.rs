@@ -21,7 +21,7 @@ pub fn findings(gpu: usize) -> Vec<Finding> {
     let device = CudaDevice::new(gpu);
     type Probe = fn(&CudaDevice) -> Result<String, String>;
     let probes: [(&str, Probe); 3] =
-        [("a kernel", kernel), ("a product", product), ("a thousand products in order", in_order)];
+        [("a kernel", kernel), ("a matmul", product), ("a thousand matmuls in order", in_order)];
     probes.iter().map(|(what, probe)| Finding::checked(SECTION, what, probe(&device))).collect()
 }
 
@@ -85,7 +85,7 @@ fn in_order(device: &CudaDevice) -> Result<String, String> {
     let from = |at: usize| at / SIDE * SIDE + (at % SIDE + SIDE - IN_ORDER % SIDE) % SIDE;
     let finding = compared(&found, |at| value(from(at)), took)?;
     Ok(format!(
-        "{finding}: {:.1} us for each, with a conversion",
+        "{finding}: {:.1} us per matmul and conversion",
         took.as_secs_f64() * 1e6 / (IN_ORDER - 1) as f64
     ))
 }

@@ -20,7 +20,7 @@ impl GpuGauge {
     /// A gauge of the GPU of this number among those that the process sees.
     pub fn new(gpu: usize) -> Self {
         let context = CudaContext::new(gpu)
-            .inspect_err(|error| tracing::warn!(gpu, %error, "memory of the GPU cannot be read"));
+            .inspect_err(|error| tracing::warn!(gpu, %error, "cannot read the GPU's memory usage"));
         Self { device: CudaDevice::new(gpu), context: context.ok() }
     }
 

@@ -59,19 +59,19 @@ pub fn place() -> Option<PathBuf> {
 
 /// Where kernels of this process come from, in words: "377 came compiled by CUDA 13.0, 0 compiled here".
 pub fn told() -> String {
-    let source = SOURCE.get().map_or("not kept", String::as_str);
+    let source = SOURCE.get().map_or("not cached", String::as_str);
     format!("{source}, {} compiled here", HERE.load(Ordering::Relaxed))
 }
 
 /// In words what came compiled, or why it is of no use.
 fn made(shipped: &Path, driver: Version) -> Result<String, String> {
     let made = fs::read_to_string(shipped.join(MADE))
-        .map_err(|why| format!("its file {MADE:?} cannot be read: {why}"))?;
+        .map_err(|why| format!("the precompiled kernels' file {MADE:?} cannot be read: {why}"))?;
     let (cuda, count) =
-        made.trim().split_once(' ').ok_or("it does not name the CUDA version that compiled them")?;
+        made.trim().split_once(' ').ok_or("the precompiled kernels do not name a CUDA version")?;
     let major: u32 = cuda.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(u32::MAX);
     if major > driver.major {
-        return Err(format!("its kernels were compiled by CUDA {cuda}, but this driver is for {driver}"));
+        return Err(format!("precompiled kernels are for CUDA {cuda}, but this driver is for {driver}"));
     }
     Ok(format!("{count} precompiled by CUDA {cuda}"))
 }
@@ -162,7 +162,7 @@ impl Kernels {
                 why
             })
         });
-        SOURCE.get_or_init(|| came.unwrap_or_else(|| "there are no precompiled kernels".to_owned()));
+        SOURCE.get_or_init(|| came.unwrap_or_else(|| "no precompiled kernels".to_owned()));
         kernels
     }
 

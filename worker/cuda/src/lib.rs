@@ -154,7 +154,7 @@ impl Accelerator for Nvidia {
 
     fn measure(&self, gpu: usize) -> Vec<Finding> {
         let sizes = Sizes { copy: 512 << 20, side: 8192, rounds: 5, bf16: true };
-        let mut findings = vec![Finding::told("machine", "large products", cublas::told())];
+        let mut findings = vec![Finding::told("machine", "large matmuls", cublas::told())];
         findings.extend(selftest::speed::<Cuda>(&CudaDevice::new(gpu), sizes));
         findings
     }

@@ -161,7 +161,7 @@ fn jpeg_headers(encoded: &[u8]) -> Result<JpegDecoder<ZCursor<&[u8]>>, String> {
 fn decode_jpeg(encoded: &[u8]) -> Result<Pixels, String> {
     // The decoder makes grey of what is missing.
     if segments(encoded).all(|(marker, _)| marker != END) {
-        return Err("it is cut off: the end of the image is missing".into());
+        return Err("it is truncated: the end of the image is missing".into());
     }
     let mut decoder = jpeg_headers(encoded)?;
     let (colours_are, channels) = match decoder.input_colorspace() {
@@ -185,7 +185,7 @@ fn room(sides: [usize; 2], bytes: Option<usize>) -> Result<Vec<u8>, String> {
     }
     let fits = |bytes: &usize| (*bytes).max(3 * sides[0] * sides[1]) <= MAX_DECODED_BYTES;
     let bytes =
-        bytes.filter(fits).ok_or_else(|| format!("it has more than {} MiB", MAX_DECODED_BYTES >> 20))?;
+        bytes.filter(fits).ok_or_else(|| format!("its pixels exceed {} MiB", MAX_DECODED_BYTES >> 20))?;
     Ok(vec![0; bytes])
 }
 
@@ -232,7 +232,7 @@ mod tests {
             assert!(decode(&[&whole[..], b"\0\0 behind its end"].concat()).is_ok());
             for end in (3..whole.len()).step_by(7).chain([whole.len() - 2, whole.len() - 1]) {
                 let reason = decode(&whole[..end]).unwrap_err();
-                assert!(reason.contains("cut off"), "{name}, {end} bytes: {reason}");
+                assert!(reason.contains("truncated"), "{name}, {end} bytes: {reason}");
             }
         }
     }

@@ -47,7 +47,7 @@ impl Namespace {
         let (found, expected) = (adapter_digest(tensors), self.description().ingredients.adapter);
         if expected != Some(found) {
             let expected = expected.map_or("none".into(), |digest| digest.to_string());
-            let detail = format!("the adapter given has digest {found}, this namespace is of {expected}");
+            let detail = format!("the adapter has digest {found}, but this namespace expects {expected}");
             return Err(StoreError::Foreign { path, detail });
         }
         // One that is damaged is of no use.

@@ -10,7 +10,7 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file system refused.
-    #[error("{action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What was tried: `write`, `publish`, ...
         action: &'static str,
@@ -21,7 +21,7 @@ pub enum StoreError {
     },
     /// No namespace is left on the device.
     #[error(
-        "write {}: {source}; no more features are stored, and training continues; free space there, set cache.budget, or move cache.dir",
+        "cannot write {}: {source}; no more features are stored, and training continues; free space there, set cache.budget, or move cache.dir",
         path.display()
     )]
     Full {
@@ -32,7 +32,7 @@ pub enum StoreError {
     },
     /// The store has as many bytes as it may have, all of them in use.
     #[error(
-        "{}: holds {used} bytes of cache.budget {budget}, and every other namespace is in use; nothing more is stored; raise cache.budget",
+        "{}: holds {used} bytes, cache.budget is {budget}, and every other namespace is in use; no more features are stored; raise cache.budget",
         dir.display()
     )]
     OverBudget {
@@ -71,7 +71,7 @@ pub enum StoreError {
 
 /// A shard or a record whose bytes are not those that were written. Counts as a miss.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {}{detail}; computed again when needed", path.display(), record.map(|r| format!("record {r}: ")).unwrap_or_default())]
+#[error("{}: {}{detail}; its features are computed again when needed", path.display(), record.map(|r| format!("record {r}: ")).unwrap_or_default())]
 pub struct DamagedRecord {
     /// The shard.
     pub path: PathBuf,

@@ -269,7 +269,7 @@ impl Index {
             Err(error) if error.is_gone() => return Some(false),
             Err(error @ (StoreError::Io { .. } | StoreError::Full { .. })) => {
                 if self.unread.insert(name) {
-                    tracing::warn!(%error, "a shard of the cache cannot be read now; it is tried again");
+                    tracing::warn!(%error, "a shard of the cache cannot be read; it will be retried");
                 }
                 return None;
             }

@@ -64,7 +64,7 @@ fn repair_namespace(dir: &Path, shards: &[&PathBuf], repaired: &mut Vec<Repair>)
     };
     if usage::loses_open_files(dir) && usage::last_use(dir).1 {
         let detail = "is in use, and on a network file system a repair would remove shards that runs on \
-                      other machines use; repair it when they have ended";
+                      other machines use; repair it when those runs have ended";
         return Err(StoreError::Foreign { path: dir.into(), detail: detail.into() });
     }
     let samples = || -> Result<HashSet<SampleKey>, StoreError> {

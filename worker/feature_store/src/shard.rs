@@ -205,7 +205,7 @@ impl Shard {
         let bytes: &[u8] = &map;
         let damaged = |detail: String| StoreError::Damaged(DamagedRecord::shard(path, detail));
         if bytes.len() < HEADER + FOOTER {
-            return Err(damaged(format!("{} bytes, a shard has at least {}", bytes.len(), HEADER + FOOTER)));
+            return Err(damaged(format!("{} bytes, but a shard needs {}", bytes.len(), HEADER + FOOTER)));
         }
         if &bytes[..8] != MAGIC {
             return Err(damaged(format!("begins with {:02x?} instead of {MAGIC:02x?}", &bytes[..8])));
@@ -218,7 +218,7 @@ impl Shard {
         let footer_at = bytes.len() - FOOTER;
         let footer = &bytes[footer_at..];
         if &footer[72..] != END {
-            let detail = format!("{} bytes without the end of a shard: it was truncated", bytes.len());
+            let detail = format!("no footer after {} bytes: the shard was truncated", bytes.len());
             return Err(damaged(detail));
         }
         let (index_at, records) = (u64_at(footer, 0), u64_at(footer, 8));
@@ -226,7 +226,7 @@ impl Shard {
         let end = records.checked_mul(entry as u64).and_then(|len| len.checked_add(index_at));
         if end != Some(footer_at as u64) || index_at < HEADER as u64 {
             let detail =
-                format!("{records} records with an index at {index_at} do not fit {} bytes", bytes.len());
+                format!("{records} records with an index at {index_at} do not fit in {} bytes", bytes.len());
             return Err(damaged(detail));
         }
         let index_at = index_at as usize;
@@ -336,7 +336,7 @@ impl Shard {
     fn slice(&self, record: usize, at: u64, len: usize) -> Result<&[u8], DamagedRecord> {
         let end = at.checked_add(len as u64).filter(|end| *end <= self.index_at as u64);
         end.map(|end| &self.map[at as usize..end as usize]).ok_or_else(|| {
-            let detail = format!("{len} bytes at {at} do not lie before the index at {}", self.index_at);
+            let detail = format!("{len} bytes at {at} reach into the index at {}", self.index_at);
             DamagedRecord::record(&self.path, record, detail)
         })
     }

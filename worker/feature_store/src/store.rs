@@ -97,7 +97,7 @@ impl Store {
             Err(error @ (StoreError::Newer { .. } | StoreError::Io { .. })) => return Err(error),
             Ok(None) => namespace_file::write(&dir, description)?,
             Err(error) => {
-                tracing::warn!(%error, "description of a cache namespace written again");
+                tracing::warn!(%error, "a cache namespace's description is unusable: writing it again");
                 namespace_file::write(&dir, description)?;
             }
         }

@@ -274,6 +274,6 @@ pub(super) fn check_format(path: &Path, value: &Value) -> Result<(), StoreError>
     match value.get("format").and_then(Value::as_u64) {
         Some(found) if found > FORMAT.into() => Err(StoreError::Newer { path, found, known: FORMAT }),
         Some(_) => Ok(()),
-        None => Err(StoreError::Foreign { path, detail: "names no format; is this a store?".into() }),
+        None => Err(StoreError::Foreign { path, detail: "has no `format`; is this a feature cache?".into() }),
     }
 }

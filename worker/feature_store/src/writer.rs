@@ -106,7 +106,7 @@ impl ShardWriter {
         let (dtype, width) = (self.namespace.description.dtype, self.namespace.description.width as usize);
         let tokens = record.values.len() / width;
         if tokens * width != record.values.len() {
-            let detail = format!("{} values are not tokens of {width}", record.values.len());
+            let detail = format!("{} values are not a multiple of the width {width}", record.values.len());
             return Err(StoreError::Foreign { path: self.open.clone(), detail });
         }
         if self.keys.contains(&key) || self.namespace.holds(&key) {

@@ -66,7 +66,7 @@ impl Description {
         }
         let value = (width * height) as u64;
         if value > MAX_PIXELS {
-            return Err(Fault::Limit { what: "pixels of a frame", value, limit: MAX_PIXELS });
+            return Err(Fault::Limit { what: "pixels per frame", value, limit: MAX_PIXELS });
         }
         let mut colour = colour(boxes)?;
         let stream = match &kind {

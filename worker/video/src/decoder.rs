@@ -73,6 +73,5 @@ impl Decoder {
 /// A decoder that panics has met a file it should have refused: an error like any other. Its state is not
 /// used again. rusty_h264 panics here; rav1d on a thread of its own, which is given up (`av1::panics`).
 fn guarded<T>(call: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
-    catch_unwind(AssertUnwindSafe(call))
-        .unwrap_or_else(|_| Err(picture("the decoder gave up on it (it panicked)")))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(picture("the decoder panicked on it")))
 }

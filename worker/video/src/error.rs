@@ -48,7 +48,7 @@ pub enum Fault {
     Io(String),
     /// The container contradicts itself or ends early.
     #[error(
-        "not a whole mp4 file: {0}; copy or download it again, or rewrite it with `ffmpeg -i IN -c copy OUT.mp4`"
+        "not a valid mp4 file: {0}; copy or download it again, or rewrite it with `ffmpeg -i IN -c copy OUT.mp4`"
     )]
     Container(String),
     /// Something else has the video's name.
@@ -60,7 +60,7 @@ pub enum Fault {
         remedy: &'static str,
     },
     /// Valid, but not decoded here.
-    #[error("{what} is not decoded here; convert with `{command}`")]
+    #[error("{what} is not supported; convert with `{command}`")]
     Refused {
         /// The codec, layout or structure, by name.
         what: String,
@@ -83,20 +83,20 @@ pub enum Fault {
     /// The AV1 decoder has panicked too often.
     #[error(
         "AV1 decoding is disabled in this process: the decoder has panicked {times} times and leaks its \
-         memory each time; leave out the frames that were named before, and start again"
+         memory each time; leave out the frames that earlier errors name, and start again"
     )]
     GivenUp {
         /// How often.
         times: usize,
     },
     /// The caller asked for a frame beyond the last.
-    #[error("the file has {frames} frames; the data set's tables do not belong to this file")]
+    #[error("the file has {frames} frames; the data set's metadata does not belong to this file")]
     NoSuchFrame {
         /// How many there are.
         frames: usize,
     },
     /// The caller asked for a video track beyond the last.
-    #[error("the file has {tracks} video tracks and track {track} (from 0) was requested")]
+    #[error("there is no video track {track} (counted from 0): the file has {tracks}")]
     NoSuchTrack {
         /// How many there are.
         tracks: usize,
@@ -122,7 +122,7 @@ impl Fault {
                 ("a Git LFS pointer", "download the real file: `git lfs pull` in the data set's directory")
             }
             _ if PAGES.iter().any(|page| begin.trim_ascii_start().starts_with(page)) => {
-                ("a web page", "download it again: a server has answered with a page, perhaps to log in")
+                ("a web page", "download it again: the server sent a web page instead, perhaps to log in")
             }
             _ => return None,
         };

@@ -40,7 +40,7 @@ impl Moov {
         for _ in 0..MAX_TOP_BOXES {
             let room = file_bytes - at;
             if room < 8 {
-                return Err(container("no `moov` box: it is cut off, or still being written"));
+                return Err(container("no `moov` box: the file is truncated, or still being written"));
             }
             let mut head = [0; 16];
             let head = &mut head[..room.min(16) as usize];
@@ -73,7 +73,7 @@ impl Moov {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Fault> {
         let mut cursor = Cursor::new(bytes);
         if &cursor.array::<8>()? != MAGIC {
-            return Err(container("not a kept `moov` box"));
+            return Err(container("not a cached `moov` box"));
         }
         Ok(Self { file_bytes: cursor.u64()?, body: cursor.rest().to_vec() })
     }

@@ -69,13 +69,13 @@ fn sizes(stbl: &[u8], file_bytes: u64) -> Result<Vec<u32>, Fault> {
         vec![each; count]
     };
     if sizes.iter().map(|&size| u64::from(size)).sum::<u64>() > file_bytes {
-        return Err(container("the samples are longer than the file: it is cut off"));
+        return Err(container("the samples are longer than the file: it is truncated"));
     }
     match sizes.iter().position(|&size| size == 0) {
         Some(empty) => Err(container(format!("sample {empty} is empty"))),
         None => match sizes.iter().max() {
             Some(&size) if size > MAX_SAMPLE_BYTES => Err(Fault::Limit {
-                what: "bytes of one coded picture",
+                what: "bytes per coded picture",
                 value: size.into(),
                 limit: MAX_SAMPLE_BYTES.into(),
             }),
@@ -112,7 +112,7 @@ fn offsets(stbl: &[u8], sizes: &[u32], file_bytes: u64) -> Result<(Vec<u64>, usi
                 at = at.saturating_add(size.into());
                 if at > file_bytes {
                     return Err(container(format!(
-                        "sample {sample} ends at byte {at} of {file_bytes}: the file is cut off"
+                        "sample {sample} ends at byte {at}, but the file has {file_bytes}: it is truncated"
                     )));
                 }
             }

@@ -54,7 +54,7 @@ fn a_choice_that_is_missing_or_cannot_be_names_what_there_is() {
     refuses(
         SMALL,
         &["section=wide"],
-        "override `section=wide`: section: is chosen, but this file has no `sections`\n    \
+        "override `section=wide`: section: is set, but this file has no `sections`\n    \
          help: leave it out, or name another file",
     );
     refuses(

@@ -106,7 +106,7 @@ fn what_travelled_is_checked_by_the_task_and_refused_with_a_line() {
             .starts_with("task.type: `another` is not one of")
     );
     assert!(
-        told(|json| json["optimizer"]["lr"]["head"] = Value::Null).contains("optimizer.lr.head: null is no")
+        told(|json| json["optimizer"]["lr"]["head"] = Value::Null).contains("optimizer.lr.head: must be")
     );
     assert!(told(|json| json["train"]["steps"] = "ten".into()).contains("invalid type"));
 }

@@ -45,7 +45,7 @@ fn a_wrong_type_names_field_place_and_what_was_found() {
 fn a_file_that_is_no_map_is_named_whatever_is_laid_over_it() {
     for text in ["", "- a", "run"] {
         let error = read(text, &["train.steps=3"]).unwrap_err().to_string();
-        assert!(error.starts_with("run.yaml:1:1: is not a map of keys"), "{text}: {error}");
+        assert!(error.starts_with("run.yaml:1:1: is not a run file"), "{text}: {error}");
     }
 }
 

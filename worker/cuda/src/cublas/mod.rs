@@ -79,7 +79,7 @@ pub fn register() {
         };
         let opened = (multiplier == Multiplier::Library).then(open);
         let library = opened.and_then(|opened| {
-            opened.inspect_err(|why| tracing::warn!("{why}; until then cubek's kernels are used")).ok()
+            opened.inspect_err(|why| tracing::warn!("{why}; cubek's kernels are used instead")).ok()
         });
         let version = library.map(CublasLt::version);
         let library = library.map(|library| Box::new(Products::new(library)) as Box<dyn MatrixLibrary>);
@@ -94,8 +94,8 @@ pub fn told() -> String {
         Some((_, Some(version))) => {
             format!("cuBLASLt {}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
         }
-        Some(("named", None)) => "cubek's kernels, by name".to_owned(),
-        _ => "cubek's kernels, tuned".to_owned(),
+        Some(("named", None)) => "cubek's kernels, in a fixed order".to_owned(),
+        _ => "cubek's kernels, autotuned".to_owned(),
     }
 }
 
@@ -297,7 +297,7 @@ impl GpuLibrary {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let stream = RuntimeStream::find(server, id);
-                let stream = stream.ok_or("cubecl's stream is unknown, as its driver is not ours")?;
+                let stream = stream.ok_or("cubecl's stream is unknown: it loaded another driver library")?;
                 let memory = self.memory.alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
                 self.memory.synchronize().map_err(cuda)?;
                 let address = memory.device_ptr(&self.memory).0;

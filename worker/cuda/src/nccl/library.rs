@@ -99,7 +99,7 @@ impl Nccl {
         let functions = Functions::load(library);
         let too_old = |version: u32| {
             TransportError(format!(
-                "NCCL {version} is too old: {OLDEST} or newer has non-blocking communicators"
+                "NCCL {version} is too old: non-blocking communicators need {OLDEST} or newer"
             ))
         };
         let functions = functions.ok_or_else(|| too_old(0))?;
@@ -144,7 +144,7 @@ impl Nccl {
                     .map(|message| unsafe { CStr::from_ptr(message) }.to_string_lossy().trim().to_owned());
                 let message = message
                     .filter(|message| !message.is_empty())
-                    .unwrap_or_else(|| "see NCCL_DEBUG=INFO".into());
+                    .unwrap_or_else(|| "set NCCL_DEBUG=INFO for details".into());
                 Err(TransportError(format!("{call}: {} ({message})", meaning(code))))
             }
         }

@@ -71,7 +71,7 @@ impl From<ParquetError> for ColumnFault {
 pub const NO_INTEGER: i64 = i64::MIN;
 
 /// What helps where a column is of another type than its feature.
-const REMEDY: &str = "; record the feature as info.json has it, or correct info.json";
+const REMEDY: &str = "; re-export the data set to match info.json, or correct info.json";
 
 /// All rows of `column` as `rows * product(shape)` numbers, NaN in those that have another shape, which are
 /// named. A feature of shape `[1]` may be stored without a list.
@@ -79,13 +79,13 @@ pub fn numbers(column: &Column<'_>, shape: &[usize]) -> Result<(Vec<f32>, Vec<Ro
     let (stored, wrong) = (stored(column.descriptor()), ColumnFault::Column);
     let Some(lists) = Lists::of(column.root()) else {
         return Err(wrong(format!(
-            "stored as groups of {stored}, but info.json says shape {shape:?}{REMEDY}"
+            "stored as structs of {stored}, but info.json says shape {shape:?}{REMEDY}"
         )));
     };
     let depth = lists.with_item.len();
     if depth > shape.len() || shape[depth..].iter().product::<usize>() != 1 {
         let fault =
-            format!("stored as {stored} in {depth} lists, but info.json says shape {shape:?}{REMEDY}");
+            format!("stored as {depth}-dimensional {stored}, but info.json says shape {shape:?}{REMEDY}");
         return Err(wrong(fault));
     }
     let Some(values) = floats(column)? else {

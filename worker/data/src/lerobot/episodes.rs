@@ -100,8 +100,8 @@ impl Episodes {
         for (position, entry) in entries.iter().enumerate() {
             if entry.index != position as u64 {
                 let found = format!("episode {} where {position} was expected", entry.index);
-                let remedy = "episodes count from 0 without gaps: restore the missing metadata, or, if \
-                              the episode is lost, renumber the episodes after it with \
+                let remedy = "episodes must be numbered from 0 without gaps: restore the missing metadata, \
+                              or, if the episode is lost, renumber the episodes after it with \
                               docs/guide/renumber_episodes.py";
                 return Err(DataError::invalid(path, "episode_index", found, remedy));
             }
@@ -229,7 +229,7 @@ fn read_jsonl(path: &Path, chunk_size: u64) -> Result<Vec<EpisodeEntry>, DataErr
     let mut entries = Vec::new();
     for (number, line) in read_text(path)?.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let Line { episode_index: index, length } = serde_json::from_str(line).map_err(|e| {
-            let remedy = "needs episode_index and length";
+            let remedy = "each line needs episode_index and length";
             DataError::invalid(path, format!("line {}", number + 1), e.to_string(), remedy)
         })?;
         entries.push(EpisodeEntry { index, length, chunk: index / chunk_size, file: index });

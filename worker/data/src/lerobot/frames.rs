@@ -62,7 +62,7 @@ impl FrameStore {
             let size = catalog.info.feature(name).and_then(Feature::image_size);
             let camera = table.zip(size).map(|(table, size)| Camera { table, size });
             camera.ok_or_else(|| {
-                let remedy = "needs dtype video, and height, width and channels as shape";
+                let remedy = "a video needs dtype `video` and a shape of height, width and channels";
                 DataError::invalid(&catalog.info.path, format!("features.{name}"), "not a video", remedy)
             })
         };
@@ -146,7 +146,7 @@ impl FrameStore {
         let rgb = match decoded {
             Some(Ok(rgb)) => rgb,
             Some(Err(error)) => return Err(damaged(error.fault.to_string())),
-            None => return Err(damaged("the decoder gave no answer".into())),
+            None => return Err(damaged("the decoder returned no frame".into())),
         };
         let VideoIndex { height, width, .. } = *video.index();
         Ok(orientation(video.index()).apply(Pixels { height, width, rgb }))

@@ -96,8 +96,8 @@ impl Info {
         if place::bytes(&path)?.is_none() {
             let remedy = match place::is_remote(root) || root.is_dir() {
                 true => "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0".to_owned(),
-                false if root.is_file() => "a LeRobot data set is a directory; other data are looked at by \
-                                            their run file: `cox data check CONFIG`"
+                false if root.is_file() => "a LeRobot data set is a directory; to check other data, \
+                                            give their run file: `cox data check CONFIG`"
                     .to_owned(),
                 false => {
                     let place = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
@@ -119,8 +119,8 @@ impl Info {
                     &path,
                     "codebase_version",
                     format!("{other:?}"),
-                    "v3.0, v2.1 and v2.0 are read: an older data set is converted by lerobot's own scripts; for a newer one, \
-                     use a newer cox",
+                    "v3.0, v2.1 and v2.0 are supported: convert an older data set with LeRobot's scripts; \
+                     for a newer one, use a newer cox",
                 ));
             }
         };
@@ -132,7 +132,7 @@ impl Info {
             if !feature.is_possible() {
                 let found = format!("{:?}, more than {MAX_FEATURE_VALUES} values in a frame", feature.shape);
                 let field = format!("features.{name}.shape");
-                return Err(DataError::invalid(&path, field, found, "restore the file of the recording"));
+                return Err(DataError::invalid(&path, field, found, "restore info.json from the recording"));
             }
             features.push((name, feature));
         }
@@ -141,7 +141,7 @@ impl Info {
             return Err(DataError::invalid(&path, "total_frames", found, "record at least one episode"));
         }
         if !(raw.fps > 0.0 && raw.fps.is_finite()) {
-            let remedy = "it is used to find frames: correct it to the recording's frames a second";
+            let remedy = "it is used to find frames: set it to the recording's frames per second";
             return Err(DataError::invalid(&path, "fps", raw.fps.to_string(), remedy));
         }
         for (field, template) in
@@ -149,7 +149,7 @@ impl Info {
         {
             if let Some(outside) = template.filter(|template| leaves(template)) {
                 let remedy =
-                    "files of a data set lie in its directory: name them relative to it, without `..`";
+                    "files of a data set must be in its directory: name them relative to it, without `..`";
                 return Err(DataError::invalid(&path, field, format!("{outside:?}"), remedy));
             }
         }
@@ -220,8 +220,8 @@ impl Info {
 
     /// The error of a run that names the depth map `name` as a camera.
     pub fn depth(&self, name: &str) -> DataError {
-        let remedy = "leave it out of data.cameras, or convert it to a camera with pictures: \
-                      `ffmpeg -i IN.mp4 -vf normalize -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`, is_depth_map: false";
+        let remedy = "leave it out of data.cameras, or convert it to an ordinary video: \
+                      `ffmpeg -i IN.mp4 -vf normalize -c:v libx264 -pix_fmt yuv420p -g 2 OUT.mp4`, and set is_depth_map: false";
         DataError::invalid(
             &self.path,
             format!("features.{name}"),
@@ -270,7 +270,7 @@ fn refuse_other_storage(path: &Path, info: &Value) -> Result<(), DataError> {
         return Ok(());
     };
     let found = format!("{other:?}: a storage format of another library");
-    let remedy = "parquet and mp4 are read: name the data set that it was converted from";
+    let remedy = "only parquet and mp4 are supported: name the data set that it was converted from";
     Err(DataError::invalid(path, "storage_format", found, remedy))
 }
 

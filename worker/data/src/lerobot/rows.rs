@@ -242,7 +242,7 @@ impl RowStore {
         let columns = metadata.file_metadata().schema().get_fields();
         for name in self.names() {
             if !columns.iter().any(|column| column.name() == name) {
-                let remedy = "info.json names this feature: re-export the data set; pictures in videos/ are of dtype video";
+                let remedy = "info.json names this feature: re-export the data set, or set its dtype to video if its images are in videos/";
                 return Err(DataError::invalid(&path, format!("column {name}"), "missing", remedy));
             }
         }

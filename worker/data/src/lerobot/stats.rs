@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use crate::{error::DataError, place, text::read_text};
 
 /// What to do with statistics that cannot be read.
-const UNREADABLE: &str = "restore the file, or remove it and compute them with `cox data stats`";
+const UNREADABLE: &str = "restore the file, or remove it and compute the statistics with `cox data stats`";
 
 /// One feature's statistics by name (`mean`, `std`, `min`, `max`, `count`, `q01`, ...).
 pub type FeatureStats = BTreeMap<String, Vec<f64>>;
@@ -182,7 +182,7 @@ impl Aggregate {
         for (name, mine) in &mut self.stats {
             let theirs = &episode[name];
             if mine.len() != theirs.len() {
-                return Err(format!("{name} has {} elements, earlier episodes {}", theirs.len(), mine.len()));
+                return Err(format!("{name}: {} elements, {} in earlier episodes", theirs.len(), mine.len()));
             }
             for (i, (a, b)) in mine.iter_mut().zip(theirs).enumerate() {
                 *a = match name.as_str() {

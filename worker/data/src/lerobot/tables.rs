@@ -134,7 +134,7 @@ pub fn footer(path: &Path) -> Result<ParquetMetaData, DataError> {
         Some((column, codec)) => {
             let name = codec.to_string();
             let name = name.split('(').next().unwrap_or(&name);
-            let found = format!("compressed with {name}, which is not read");
+            let found = format!("compressed with {name}, which is not supported");
             Err(DataError::invalid(path, format!("column {}", column.column_path().string()), found, TO_ZSTD))
         }
         None => Ok(metadata),

@@ -12,7 +12,7 @@ pub type Tasks = BTreeMap<i64, String>;
 
 fn insert(tasks: &mut Tasks, index: i64, text: String, path: &Path) -> Result<(), DataError> {
     if index < 0 {
-        let remedy = "task indices count from 0";
+        let remedy = "task indices start at 0";
         return Err(DataError::invalid(path, "task_index", index.to_string(), remedy));
     }
     tasks.insert(index, text);
@@ -33,7 +33,7 @@ pub fn read_jsonl(path: &Path) -> Result<Tasks, DataError> {
                 path,
                 format!("line {}", number + 1),
                 e.to_string(),
-                "needs task_index and task",
+                "each line needs task_index and task",
             )
         })?;
         insert(&mut tasks, line.task_index, line.task, path)?;
@@ -47,13 +47,13 @@ pub fn read_parquet(path: &Path) -> Result<Tasks, DataError> {
     let (texts, indices) = (table.texts("task")?, table.integers("task_index")?);
     let (Some(texts), Some(indices)) = (texts, indices) else {
         let found = format!("{:?}", table.names());
-        let remedy = "expected task_index as integers, and the task as text";
+        let remedy = "expected columns task_index (integers) and task (text)";
         return Err(DataError::invalid(path, "columns", found, remedy));
     };
     let mut tasks = Tasks::new();
     for (index, text) in indices.into_iter().zip(texts) {
         let index = index.ok_or_else(|| {
-            DataError::invalid(path, "task_index", "a task without one (null)", "restore the metadata")
+            DataError::invalid(path, "task_index", "missing for a task (null)", "restore the metadata")
         })?;
         if let Some(text) = text {
             insert(&mut tasks, index, text, path)?;

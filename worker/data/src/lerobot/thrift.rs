@@ -218,7 +218,7 @@ fn structure(from: &mut dyn Read, fields: Fields, depth: usize) -> io::Result<()
 
 fn value(from: &mut dyn Read, code: u8, kind: Kind, depth: usize) -> io::Result<()> {
     if !kind.is(code) {
-        return Err(refused("has a field of another kind than the format's"));
+        return Err(refused("has a field of the wrong type"));
     }
     let inner = || depth.checked_sub(1).ok_or_else(|| refused("is nested too deep"));
     match code {
@@ -231,7 +231,7 @@ fn value(from: &mut dyn Read, code: u8, kind: Kind, depth: usize) -> io::Result<
         11 => map(from, inner()?),
         12 => structure(from, if let Struct(fields) = kind { fields } else { &[] }, inner()?),
         13 => pass(from, 16),
-        _ => Err(refused("has a value of an unknown kind")),
+        _ => Err(refused("has a value of an unknown type")),
     }
 }
 
@@ -344,7 +344,7 @@ mod tests {
         }
         assert!(fault(&[&[0x0b, 40], &many[..], &[0x11]].concat()).contains("booleans"));
         assert!(fault(&[[0x0c, 40]; 200].concat()).contains("nested too deep"));
-        assert!(fault(&[0x0e, 40]).contains("unknown kind"));
+        assert!(fault(&[0x0e, 40]).contains("unknown type"));
         assert!(fault(&[[0x16].as_slice(), &[0xff; 11]].concat()).contains("64 bits"));
     }
 
@@ -352,9 +352,9 @@ mod tests {
     fn a_known_field_is_of_its_kind() {
         // The version as text: parquet's reader would take its length for the version, and the text for
         // fields.
-        assert!(fault(&[0x18, 1, 0]).contains("another kind"));
+        assert!(fault(&[0x18, 1, 0]).contains("wrong type"));
         // The same two levels down: the name of a column as a list.
-        assert!(fault(&[0x29, 0x1c, 0x49]).contains("another kind"));
+        assert!(fault(&[0x29, 0x1c, 0x49]).contains("wrong type"));
         assert_eq!(sound(&mut &[0x15, 2, 0][..], FOOTER).map_err(|error| error.to_string()), Ok(()));
     }
 }

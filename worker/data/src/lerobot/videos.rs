@@ -76,7 +76,7 @@ impl VideoTable {
         };
         entries.sort_by_key(|entry| entry.episode);
         if !entries.iter().map(|entry| entry.episode).eq(0..episodes.episodes.len() as u64) {
-            let found = format!("does not list each of {} episodes once", episodes.episodes.len());
+            let found = format!("does not list each of {} episodes exactly once", episodes.episodes.len());
             return Err(DataError::invalid(&dir, column(camera, "file_index"), found, RESTORE));
         }
         let table = Self::assemble(camera, &entries);
@@ -117,7 +117,7 @@ impl VideoTable {
                 let frames = episodes.episodes[pair[0] as usize].length as f64 - 0.5;
                 if after - before < frames / info.fps {
                     let found = format!(
-                        "episode {} begins at {after} s of chunk {}, file {}, within episode {}, which begins at {before} s",
+                        "episode {} begins at {after} s of chunk {}, file {}, before the end of episode {}, which begins at {before} s",
                         pair[1], file.chunk, file.file, pair[0]
                     );
                     return Err(DataError::invalid(

@@ -81,7 +81,7 @@ fn directory_by(
             field: "(directory)".into(),
             found: format!("there is no such directory{looked}"),
             remedy: format!(
-                "name an existing directory, or download the hub's files of this name with `{command}`"
+                "name an existing directory, or download the repository from Hugging Face with `{command}`"
             ),
         }
     })

@@ -122,7 +122,7 @@ impl Scan<'_> {
             return Ok(None);
         }
         if self.len - self.at < BLOCK {
-            return Err(self.refuse("ends within a header", "copy or write the shard again"));
+            return Err(self.refuse("the shard ends within a header", "copy or write the shard again"));
         }
         let mut block = [0; BLOCK as usize];
         self.file.read_exact_at(&mut block, self.at).map_err(DataError::io(self.path, "read"))?;
@@ -144,7 +144,7 @@ impl Scan<'_> {
         };
         if content.checked_add(size).is_none_or(|end| end > self.len) {
             let found = format!(
-                "`{}` has {size} bytes, but the file ends {} after its header",
+                "`{}` has {size} bytes, but the shard has only {} of them",
                 name(self),
                 self.len.saturating_sub(content)
             );
@@ -197,7 +197,7 @@ impl Scan<'_> {
                     self.long_name = Some(String::from_utf8_lossy(attribute.value_bytes()).into_owned())
                 }
                 // Such a size stands there because it does not fit in the header, which is then wrong.
-                b"size" => return Err(self.refuse("a member has more than 8 GiB", "cut it into samples")),
+                b"size" => return Err(self.refuse("a member has more than 8 GiB", "split it into samples")),
                 _ => {}
             }
         }

@@ -85,7 +85,7 @@ impl Shards {
                     true => Err(DataError::invalid(
                         &path,
                         "(file)",
-                        format!("has {} members with {} endings", set.members.len(), numbers.len()),
+                        format!("{} members with {} endings are too many", set.members.len(), numbers.len()),
                         "use fewer shards, or rename files: the part of a name that differs between \
                          samples must come before the first dot",
                     )),
@@ -137,13 +137,13 @@ impl Shards {
         let mut warnings = Vec::new();
         if not_files > 0 {
             warnings.push(format!(
-                "{not_files} entries of the shards are links or devices, which are skipped; write the \
+                "links and devices in the shards are skipped ({not_files} in all); write the \
                  shards with `tar --dereference` to include the files"
             ));
         }
         if unnamed > 0 {
             warnings.push(format!(
-                "{unnamed} files of the shards are hidden or have no extension; they are skipped"
+                "hidden files and files without an extension in the shards are skipped ({unnamed} in all)"
             ));
         }
         warnings
@@ -183,7 +183,7 @@ impl Shards {
         let Member { block, bytes, .. } = *self.member(member);
         if most > LARGEST.into() && bytes > LARGEST {
             let found = format!("has {bytes} bytes, but at most {LARGEST} are read at once");
-            return Err(self.fault(member, found, "make it smaller, or take the sample out"));
+            return Err(self.fault(member, found, "make it smaller, or remove the sample"));
         }
         let mut content = vec![0; u64::from(bytes).min(most) as usize];
         let read = self.file(member)?.read_exact_at(&mut content, u64::from(block) * BLOCK);

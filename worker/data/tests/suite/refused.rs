@@ -41,7 +41,7 @@ fn a_video_that_is_cut_off_or_missing_is_named_and_others_are_read() {
         let dir = with(&V30, 1, &bytes[..keep]);
         refused(
             dir.path(),
-            &["front/chunk-000/file-001.mp4: ", FRONT, "not a whole mp4 file", "copy or download"],
+            &["front/chunk-000/file-001.mp4: ", FRONT, "not a valid mp4 file", "copy or download"],
         );
         let (catalog, store) = open(dir.path());
         assert!(store.frame(&catalog, 0, 28).is_ok());
@@ -68,9 +68,9 @@ fn a_pointer_of_git_lfs_is_named_with_the_command_that_brings_the_file() {
 #[test]
 fn other_codecs_and_depth_are_refused_by_name_with_the_command_that_converts() {
     let cases = [
-        ("no_hevc.mp4", "HEVC (H.265) is not decoded here"),
-        ("no_depth.mp4", "a depth map (HEVC, 12 bit grey) is not decoded here"),
-        ("no_vp9.mp4", "VP9 is not decoded here"),
+        ("no_hevc.mp4", "HEVC (H.265) is not supported"),
+        ("no_depth.mp4", "a depth map (HEVC, 12 bit grey) is not supported"),
+        ("no_vp9.mp4", "VP9 is not supported"),
     ];
     for (file, what) in cases {
         let dir = with(&V30, 0, &fs::read(clip(file)).unwrap());
@@ -172,7 +172,10 @@ fn statistics_that_are_empty_are_none_and_broken_ones_have_a_remedy() {
     put(dir.path(), "meta/stats.json", b"{\"action\": ");
     says(
         Catalog::open(dir.path()).map(drop).unwrap_err(),
-        &["stats.json: line 1: EOF", "restore the file, or remove it and compute them with `cox data stats`"],
+        &[
+            "stats.json: line 1: EOF",
+            "restore the file, or remove it and compute the statistics with `cox data stats`",
+        ],
     );
     let dir = V21.write();
     put(dir.path(), "meta/episodes_stats.jsonl", b"");
@@ -235,7 +238,7 @@ fn metadata_that_places_no_frames_is_refused() {
         "meta/episodes",
         "videos/observation.images.front/from_timestamp",
         "episode 1 begins at 0.6 s",
-        "within episode 0",
+        "before the end of episode 0",
     ];
     says(opened(|info| info["fps"] = json!(10)), &overlap);
     says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "used to find frames"]);
@@ -271,7 +274,7 @@ fn numbers_in_quotation_marks_and_other_versions_are_told_with_the_way() {
         says(opened(field, number), &["info.json", &told]);
     }
     for version in ["v1.6", "v3.1", "v4", "v4.0"] {
-        let told = format!("codebase_version: \"{version}\"; v3.0, v2.1 and v2.0 are read");
+        let told = format!("codebase_version: \"{version}\"; v3.0, v2.1 and v2.0 are supported");
         says(opened("codebase_version", version), &["info.json", &told, "for a newer one, use a newer cox"]);
     }
 }

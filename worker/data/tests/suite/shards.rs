@@ -52,7 +52,7 @@ fn samples_are_those_that_webdataset_reads_in_its_order() {
         assert!(shards.place(first).contains(golden.key.get(..40).unwrap_or(&golden.key)));
     }
     let told = shards.warnings().join("\n");
-    assert!(told.contains("3 entries") && told.contains("6 files"), "{told}");
+    assert!(told.contains("(3 in all)") && told.contains("(6 in all)"), "{told}");
     // A member is a file of its own.
     let seg = shards.with_ending(0, "seg.png").unwrap();
     let mut bytes = Vec::new();
@@ -108,11 +108,8 @@ fn damage_is_named_with_file_byte_and_remedy() {
     flipped[1024 + 3] ^= 1;
     for (bytes, wanted) in [
         // The two bytes of `a.json` begin at 1536.
-        (
-            whole[..1537].to_vec(),
-            "byte 1024: `a.json` has 2 bytes, but the file ends 1 after its header; copy",
-        ),
-        (whole[..1024 + 100].to_vec(), "byte 1024: ends within a header; copy"),
+        (whole[..1537].to_vec(), "byte 1024: `a.json` has 2 bytes, but the shard has only 1 of them; copy"),
+        (whole[..1024 + 100].to_vec(), "byte 1024: the shard ends within a header; copy"),
         (flipped, "byte 1024: has no valid tar header there (wrong checksum); copy or write the shard again"),
         (b"\x1f\x8b\x08".repeat(300), "byte 0: is compressed; unpack"),
     ] {
@@ -166,7 +163,7 @@ fn hostile_shards_are_harmless() {
     for bytes in huge.into_iter().chain([name]) {
         fs::write(&path, bytes).unwrap();
         let found = refused(&path);
-        assert!(found.contains("bytes, but the file ends"), "{found}");
+        assert!(found.contains("bytes, but the shard has only"), "{found}");
     }
     let long = hostile(|header| {
         header.set_entry_type(EntryType::GNULongName);

@@ -90,7 +90,7 @@ fn a_column_of_something_else_is_named() {
         column::<ByteArrayType>(group, &["push".into()]);
     });
     let error = Catalog::open(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("tasks.parquet") && error.contains("task_index as integers"), "{error}");
+    assert!(error.contains("tasks.parquet") && error.contains("task_index (integers)"), "{error}");
 }
 
 #[test]

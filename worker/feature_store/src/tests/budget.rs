@@ -48,7 +48,7 @@ fn the_namespace_unused_for_longest_gives_way_and_one_in_use_never() {
     // Everything unused goes, and it does not suffice.
     let tight = Store::open(dir.path(), Some(1000)).unwrap();
     let refused = tight.namespace(&other(4)).unwrap().writer().err().unwrap();
-    assert!(refused.is_full() && refused.to_string().contains("cache.budget 1000"), "{refused}");
+    assert!(refused.is_full() && refused.to_string().contains("cache.budget is 1000"), "{refused}");
     assert!(!new.exists() && used.exists());
     assert_eq!(read(&in_use, 49), Some(values(49, 4)));
     assert_eq!(read(&namespace, 1), Some(values(1, 4)));

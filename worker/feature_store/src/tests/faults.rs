@@ -223,7 +223,7 @@ fn a_directory_that_is_no_store_is_not_taken_for_one() {
     let dir = tempfile::tempdir().unwrap();
     assert!(Store::existing(dir.path()).unwrap().is_none());
     fs::write(dir.path().join("store.json"), "{}").unwrap();
-    assert!(Store::open(dir.path(), None).unwrap_err().to_string().contains("names no format"));
+    assert!(Store::open(dir.path(), None).unwrap_err().to_string().contains("has no `format`"));
     fs::write(dir.path().join("store.json"), "half a").unwrap();
     assert!(Store::open(dir.path(), None).unwrap_err().to_string().contains("not JSON"));
 }

@@ -53,7 +53,7 @@ fn a_namespace_is_found_by_its_key_and_described_in_words() {
     }
     // Ingredients that do not give the name of their directory are not believed.
     fs::write(found.dir().join("space.json"), text.replace("{task}", "{task}!")).unwrap();
-    assert!(store.find(&key).err().unwrap().to_string().contains("its ingredients give the key"));
+    assert!(store.find(&key).err().unwrap().to_string().contains("its ingredients hash to"));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn the_adapter_of_a_namespace_is_kept_whole_and_no_other_is_taken_for_it() {
 
     let mut changed = adapter();
     changed[0].values.to_mut()[0] += 1.0;
-    assert!(namespace.save_adapter(&changed).unwrap_err().to_string().contains("this namespace is of"));
+    assert!(namespace.save_adapter(&changed).unwrap_err().to_string().contains("this namespace expects"));
     let path = namespace.dir().join("adapter.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 1;

@@ -192,7 +192,7 @@ fn a_video_that_is_cut_off_is_named_once_and_others_are_decoded() {
     says(
         one(&report, "video"),
         place,
-        &["observation.images.front: not a whole mp4 file", "copy or download"],
+        &["observation.images.front: not a valid mp4 file", "copy or download"],
     );
     assert_eq!(report.count(Severity::Error), 1);
     assert_eq!(report.decoded, 2 * report.frames - 10, "the third episode's ten frames are lost");

@@ -27,11 +27,7 @@ pub(crate) fn header(av1c: &[u8]) -> Result<Vec<u8>, Fault> {
         return Err(container("`av1C` of an unknown version"));
     }
     if flags & 0x40 != 0 {
-        return Err(refused(if flags & 0x20 != 0 {
-            "AV1 with 12 bits a sample"
-        } else {
-            "AV1 with 10 bits a sample"
-        }));
+        return Err(refused(if flags & 0x20 != 0 { "12-bit AV1" } else { "10-bit AV1" }));
     }
     if flags & 0x10 != 0 {
         return Err(refused("monochrome AV1"));
@@ -83,7 +79,7 @@ impl Av1 {
 fn hand_over(decoded: &OwnedPicture, show: Show<'_>) -> Result<(), Fault> {
     let layout = decoded.layout().ok_or_else(|| refused("monochrome AV1"))?;
     if decoded.bits() != 8 {
-        return Err(refused(format!("AV1 with {} bits a sample", decoded.bits())));
+        return Err(refused(format!("{}-bit AV1", decoded.bits())));
     }
     let whole = decoded.colour().zip(decoded.planes(layout));
     let (colour, planes) = whole.ok_or_else(|| picture("a picture without planes"))?;

@@ -75,9 +75,7 @@ impl DecoderThread {
             panics::give_up_on_panic(move |words| drop(last_words.send(Reply::Panicked(words))));
             serve(pixels, &taken, &given);
         });
-        let thread = started.map_err(|error| {
-            Fault::Io(format!("the thread that is to decode it cannot be started: {error}"))
-        })?;
+        let thread = started.map_err(|error| Fault::Io(format!("cannot start a decoder thread: {error}")))?;
         let (orders, thread) = (Some(orders), Some(thread));
         let mut decoder = Self { orders, replies, under_way: 0, spare: Vec::new(), thread };
         decoder.reply().map(|_| decoder)
@@ -114,7 +112,7 @@ impl DecoderThread {
             Ok(Reply::Failed(fault)) => Err(fault),
             Ok(Reply::Panicked(words)) => {
                 self.thread = None;
-                Err(picture(format!("the decoder gave up on it (it panicked: {words})")))
+                Err(picture(format!("the decoder panicked on it: {words}")))
             }
             Ok(reply) => Ok(reply),
             Err(_) => Err(gone()),
@@ -135,7 +133,7 @@ impl Drop for DecoderThread {
 }
 
 fn gone() -> Fault {
-    picture("its decoder is gone")
+    picture("the decoder thread has ended")
 }
 
 /// The thread's work, until nobody is left who orders.

@@ -222,7 +222,7 @@ fn read_format(bits: &mut Bits<'_>) -> Result<(), Fault> {
     }
     let depth = bits.ue()?.max(bits.ue()?);
     if depth > 0 {
-        return Err(refused(format!("H.264 with {} bits a sample", depth.saturating_add(8))));
+        return Err(refused(format!("{}-bit H.264", depth.saturating_add(8))));
     }
     bits.flag()?;
     if bits.flag()? {

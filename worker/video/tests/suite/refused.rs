@@ -16,15 +16,15 @@ fn refusal(file: &str) -> String {
 #[test]
 fn other_codecs_and_formats_are_named_with_the_command_that_converts_them() {
     for (file, name) in [
-        ("no_hevc.mp4", "HEVC (H.265) is not decoded here"),
+        ("no_hevc.mp4", "HEVC (H.265) is not supported"),
         ("no_depth.mp4", "a depth map (HEVC, 12 bit grey)"),
         ("no_vp9.mp4", "VP9"),
         ("no_mpeg4.mp4", "MPEG-4 part 2"),
         ("no_h264_422.mp4", "H.264 with 4:2:2 chroma"),
-        ("no_h264_10bit.mp4", "H.264 with 10 bits a sample"),
+        ("no_h264_10bit.mp4", "10-bit H.264"),
         ("no_h264_left_crop.mp4", "cropped at the left or top"),
         ("no_h264_interlaced.mp4", "interlaced H.264"),
-        ("no_av1_10bit.mp4", "AV1 with 10 bits a sample"),
+        ("no_av1_10bit.mp4", "10-bit AV1"),
         ("no_fragments.mp4", "a fragmented mp4"),
     ] {
         let message = refusal(file);
@@ -72,5 +72,5 @@ fn what_stands_in_place_of_a_video_is_named_with_how_the_video_comes_there() {
         assert!(!message.contains("ffmpeg"), "{message}");
     }
     let message = Moov::read(&b"no video at all".to_vec()).unwrap_err().to_string();
-    assert!(message.contains("not a whole mp4 file"), "{message}");
+    assert!(message.contains("not a valid mp4 file"), "{message}");
 }

@@ -131,7 +131,7 @@ fn a_run_whose_video_is_cut_off_is_refused_before_it_begins() {
     let path = dir.path().join("videos").join(VIDEOS[0].0);
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-    let parts = ["file-000.mp4: observation.images.front: not a whole mp4 file", "copy or download it again"];
+    let parts = ["file-000.mp4: observation.images.front: not a valid mp4 file", "copy or download it again"];
     super::broken::refused(Dataset::from_spec(&run(dir.path()), shelf()), &parts);
 }
 
