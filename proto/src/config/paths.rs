@@ -55,9 +55,7 @@ fn expanded(text: &str, home: Option<&str>) -> Result<String, (&'static str, &'s
     match (rest.strip_prefix('/'), home) {
         (Some(rest), Some(home)) => Ok(format!("{}/{rest}", home.trim_end_matches('/'))),
         (Some(_), None) => Err(("begins with `~`, but HOME is not set", "write the path out")),
-        (None, _) => {
-            Err(("begins with `~`, but only `~/` is supported", "write the path out, or `./~NAME`"))
-        }
+        (None, _) => Err(("begins with `~`, but only `~/` is supported", "write the path out, or `./~NAME`")),
     }
 }
 

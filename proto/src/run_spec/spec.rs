@@ -147,7 +147,9 @@ impl RunSpec {
     fn check_learning_rates(&self) -> Result<(), String> {
         for (group, rate) in self.rates() {
             if !rate.as_f64().is_some_and(|rate| rate >= 0.0 && rate.is_finite()) {
-                return Err(format!("optimizer.lr.{group}: must be a finite number of at least 0, is {rate}"));
+                return Err(format!(
+                    "optimizer.lr.{group}: must be a finite number of at least 0, is {rate}"
+                ));
             }
         }
         Ok(())

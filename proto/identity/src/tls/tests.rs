@@ -96,8 +96,7 @@ async fn a_server_with_another_key_is_not_spoken_to() {
     let own = derived::certified(&other).unwrap();
     // The certificate is public: who shows it without its key cannot sign the handshake.
     let forged = CertifiedKey::new(stolen.cert.clone(), own.key.clone());
-    for (shown, expected) in
-        [(own, "does not have our token"), (std::sync::Arc::new(forged), "BadSignature")]
+    for (shown, expected) in [(own, "does not have our token"), (std::sync::Arc::new(forged), "BadSignature")]
     {
         let config = ServerConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&TLS13])

@@ -173,9 +173,9 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
     f.same_if_both("in_channels", "in_chans")?;
     let [hidden_size, num_heads, head_dim] = vision_heads(f)?;
     let depth = f.size("depth")?;
-    let deepstack_blocks = f
-        .uints("deepstack_visual_indexes")?
-        .ok_or_else(|| f.error("deepstack_visual_indexes", "missing; use the checkpoint's own config.json"))?;
+    let deepstack_blocks = f.uints("deepstack_visual_indexes")?.ok_or_else(|| {
+        f.error("deepstack_visual_indexes", "missing; use the checkpoint's own config.json")
+    })?;
     let ascends = deepstack_blocks.windows(2).all(|pair| pair[0] < pair[1]);
     if !ascends || deepstack_blocks.last().is_some_and(|&last| last >= depth) {
         let problem = format!("{deepstack_blocks:?}; expected ascending block numbers below depth ({depth})");

@@ -120,8 +120,8 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
         DataError::invalid(path, "(file)", found, remedy)
     };
     let bytes = bounded::read(path, MAX_TOKENIZER_BYTES).map_err(DataError::io(path, "read"))?;
-    let model =
-        ModelProto::decode(&*bytes).map_err(|error| refused(format!("not a SentencePiece model: {error}")))?;
+    let model = ModelProto::decode(&*bytes)
+        .map_err(|error| refused(format!("not a SentencePiece model: {error}")))?;
     let trainer = model.trainer.unwrap_or_default();
     if let Some(kind) = trainer.model_type.filter(|kind| *kind != 1) {
         return Err(refused(format!("a model of type {kind}; only unigram (1) is supported")));

@@ -65,7 +65,9 @@ fn panics_are_outlived() {
     let error = pool.rgb(&other, &[1]).remove(0).expect_err("its decoder panics");
     assert_eq!(error.frame, Some(1));
     assert!(
-        error.to_string().contains("frame 1: damaged picture: the decoder panicked on it: no memory for a picture, dav1d.rs:"),
+        error.to_string().contains(
+            "frame 1: damaged picture: the decoder panicked on it: no memory for a picture, dav1d.rs:"
+        ),
         "{error}"
     );
     // The decoder that stood open goes on, and a new one stands in for the one that is lost.
