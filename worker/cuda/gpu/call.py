@@ -8,7 +8,7 @@ after each step everything that is known in OUT.
 
 --only names steps (of a or b, by the pack that is given) for what failed; --against KEY=VALUE (or VARIABLE=VALUE, in capitals) runs each
 3B step of them once more with that changed, in turns. --limit S ends the call after so many seconds, --steps N trains
-so many in each 3B step, --small has a model of kilobytes.
+so many in each 3B step, --small has a model of kilobytes. Only where --only names them: the steps of targets.py, with pack A.
 
 OUT/steps.txt has a line for each step, OUT/results.tar.gz what it printed and measured (results.py reads it): two files, the second of
 at most 16 MiB. Nothing is built or downloaded, and nothing is needed but Python 3.12 and the driver; libraries of CUDA are taken from
@@ -31,6 +31,7 @@ import time
 
 import durations
 import shape
+import targets
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 MOST_BYTES_BACK = 16 << 20
@@ -39,7 +40,7 @@ MOST_BYTES_OF_A_FILE = 2 << 20
 # Kept of the limit for the last archive.
 RESERVE = 8
 MODEL_BYTES = 9 << 30
-MODEL_IN_MEMORY = pathlib.Path("/dev/shm/coxswain-3b")
+MODEL_IN_MEMORY = pathlib.Path("/dev/shm/coxswain-model")
 LIMITS = dict(a=300, b=240, c=150)
 
 
@@ -195,15 +196,15 @@ def first(call, there):
 
 
 class Model:
-    """The checkpoint of the shape, made in the background in memory, where there is room."""
+    """The checkpoint of a shape, made in the background in memory, where there is room."""
 
-    def __init__(self, call, there, small):
+    def __init__(self, call, there, small, like="configs/assets/qwen2.5-vl-3b", most_bytes=MODEL_BYTES):
         self.call, self.cox = call, there / "bin/cox"
         self.small = small
         memory = MODEL_IN_MEMORY.parent
-        roomy = not small and memory.is_dir() and shutil.disk_usage(memory).free > MODEL_BYTES
+        roomy = not small and memory.is_dir() and shutil.disk_usage(memory).free > most_bytes
         self.path = MODEL_IN_MEMORY if roomy else call.scratch / "model"
-        like = "configs/assets/tiny-vla" if small else "configs/assets/qwen2.5-vl-3b"
+        like = "configs/assets/tiny-vla" if small else like
         shutil.rmtree(self.path, ignore_errors=True)
         self.making = call.start("model", [self.cox, "data", "make-checkpoint", "--like", like, "--tokenizer", "configs/assets/tiny-vla",
                                            "--out", self.path])
@@ -273,6 +274,24 @@ def in_words(found):
             f"{gib(found['reserved'])} reserved; {gib(found['nvml'])} by the driver, {gib(found['planned'])} planned; {compiled}; first step {found['warm_up_s']:.1f} s more")
 
 
+def target(call, there, small, its):
+    """A step of another trainer's shape, beside what it has published."""
+    def act(name):
+        model, data, out = Model(call, there, small, its.like, its.model_bytes), call.scratch / f"{name}.jsonl", call.scratch / name
+        its.write_chats(data)
+        if call.wait(model.making, 120) != 0:
+            return f"no model{call.tail('model')}", True
+        keys = [f"run.output_dir={out}", *its.keys(model.path, data, small)]
+        code, took = call.run(name, 240, [model.cox, "worker", "--config", its.config, "--device", "cuda", *keys])
+        if code != 0:
+            return f"FAILED: {'time is up' if code is None else f'exit {code}'} after {took:.0f} s{call.tail(name, 12)}", True
+        shutil.copy(out / "summary.json", call.results / f"{name}-target.json")
+        times = [ms for _, ms in shape.steps((call.results / f"{name}.txt").read_text(errors="replace"))]
+        peak = json.loads((out / "summary.json").read_text())["peak_memory"][0]["driver"]
+        return its.in_words(statistics.median(times[len(times) // 2:]), peak, small), True
+    return act
+
+
 def peers(call, small):
     """PyTorch's step, four times in one process."""
     def act(name):
@@ -299,6 +318,12 @@ def program(call, seconds, command, **environment):
 
 
 def steps_of_a(call, there, a):
+    named = [its for its in targets.TARGETS if its.name in a.only]
+    if named:
+        yield "facts", facts(call, there)
+        for its in named:
+            yield its.name, target(call, there, a.small, its)
+        return
     cox = Model(call, there, a.small)
     key, batch, more = ("small", 2, 4) if a.small else ("3b", 8, 32)
     count = a.steps or (3 if a.small else shape.STEPS)
