@@ -104,7 +104,7 @@ where
             Err(error)
                 if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
             Err(error) => {
-                tell_once_a_minute(&mut told, &format!("{error} (`ulimit -n` bounds them)"));
+                tell_once_a_minute(&mut told, &format!("{error} (`ulimit -n` sets the limit)"));
                 standings.make_room(ACCEPT_PAUSE).await;
             }
         }

@@ -152,7 +152,7 @@ impl Driver {
                 target: "coxswain::run",
                 stood_still_ms = stall.time.as_millis() as u64,
                 cause = ?stall.cause,
-                "the coordinator stalled for {:.1} s: {}; no worker is declared lost for this time",
+                "the coordinator stalled for {:.1} s: {}; no worker is declared lost because of this stall",
                 stall.time.as_secs_f64(),
                 stall.cause.text()
             );

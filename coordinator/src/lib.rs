@@ -75,8 +75,8 @@ pub enum ServeError {
     Tokens(#[from] IdentityError),
     /// A world of no worker, or of more than can be counted.
     #[error(
-        "a world of {}:{} nodes with {} workers each, of which {} are spares, is not possible: use 1 to \
-         {max} workers",
+        "a world of {}:{} nodes with {} workers per node and {} spares in total is not possible: use at most \
+         {max} workers, and fewer spares than workers",
         world.min_nodes, world.max_nodes, world.nproc_per_node, world.spares
     )]
     World {
@@ -89,7 +89,7 @@ pub enum ServeError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// The journal failed while the run went on.
-    #[error("{0}; the run cannot go on without its journal")]
+    #[error("{0}; the run cannot continue without its journal")]
     Journal(#[from] JournalError),
     /// The transport.
     #[error("cannot serve: {0}")]

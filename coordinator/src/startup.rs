@@ -295,7 +295,7 @@ pub fn prepare(options: &Options, stop: &CancellationToken) -> Result<Start, Sta
     }
     write_run_file(output, &identity, options.built)?;
     let spawned = JournalThread::spawn(journal).map_err(|source| StartError::Io {
-        action: "start the journal's thread of",
+        action: "start the journal thread for",
         path: output.to_path_buf(),
         source,
     });

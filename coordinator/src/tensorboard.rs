@@ -38,7 +38,7 @@ impl Scalars {
         let told = directory.clone();
         let give_up = move |error| {
             let directory = told.display();
-            tracing::warn!(target: "coxswain::run", "cannot write for TensorBoard any more: {directory}: {error}");
+            tracing::warn!(target: "coxswain::run", "cannot write TensorBoard files any more: {directory}: {error}");
         };
         let unstarted = give_up.clone();
         let thread = thread::Builder::new().name("tensorboard".into()).spawn(move || {

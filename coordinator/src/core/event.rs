@@ -275,7 +275,7 @@ impl fmt::Display for DataSet {
         let short: String = self.fingerprint.chars().take(16).collect();
         let of = match self.sets.len() {
             0 => String::new(),
-            sets => format!(" an epoch, of {sets} data sets,"),
+            sets => format!(" per epoch, from {sets} data sets,"),
         };
         write!(f, "{} training samples{of} with fingerprint {short}", self.training_samples)
     }

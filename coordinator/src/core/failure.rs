@@ -157,7 +157,7 @@ impl Incident {
             _ if self.on_purpose => "a change of membership was requested".into(),
             0 => match &self.sample {
                 Some(sample) => format!("{sample} failed"),
-                None => "its ranks lost each other".into(),
+                None => "ranks lost their connections to each other".into(),
             },
             1 => format!("rank {} was lost", ranks.join("")),
             _ => format!("ranks {}{more} were lost", ranks.join(", ")),

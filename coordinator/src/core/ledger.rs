@@ -100,7 +100,7 @@ pub enum Fault {
         end: Step,
     },
     /// Features of another generation of the cache.
-    #[error("took the features of step {step} from {}, but its lease says {}", cached(found), cached(due))]
+    #[error("used {} for step {step}, but its lease says {}", cached(found), cached(due))]
     Cache {
         /// The report's.
         step: Step,
@@ -136,7 +136,7 @@ pub enum Fault {
         found: f64,
     },
     /// Ranks do not agree whether a step was left out, or why.
-    #[error("disagrees with rank {witness} whether step {step} was left out, or why")]
+    #[error("disagrees with rank {witness} on whether step {step} was left out, or on the reason")]
     LeftOut {
         /// The report's.
         step: Step,

@@ -36,7 +36,7 @@ impl fmt::Display for BadSample {
         write!(f, "the sample at position {position} of epoch {epoch} (row {} of the data set", row.row)?;
         match row.end.saturating_sub(row.begin) {
             0 | 1 => f.write_str(")"),
-            samples => write!(f, ", which {samples} samples need)"),
+            samples => write!(f, ", used by {samples} samples)"),
         }
     }
 }

@@ -132,8 +132,8 @@ impl fmt::Display for Reason {
                     0 => Ok(()),
                     _ => write!(
                         f,
-                        "; most are on one node, so {at_home} of its shards have their replicas on the \
-                         same node: losing that node costs the steps since the last checkpoint"
+                        "; most are on one node, which also holds the replicas of {at_home} of its own \
+                         shards: losing that node costs the steps since the last checkpoint"
                     ),
                 }
             }

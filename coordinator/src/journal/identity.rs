@@ -89,7 +89,7 @@ pub fn changes(
 pub enum JournalError {
     /// It belongs to another run.
     #[error(
-        "{} {}: {difference}. Give this run another run.output_dir. To start over in this one, remove that directory and set \
+        "{} {}: {difference}. Give this run another run.output_dir. To start over in the same one, remove the journal's directory and set \
          train.resume=false",
         directory.display(), whose(theirs, ours)
     )]
@@ -144,7 +144,7 @@ pub enum JournalError {
     },
     /// A launcher on another machine has started a coordinator in place of this one.
     #[error(
-        "another coordinator has replaced this one (it is number {number} of this run): this one writes nothing more"
+        "another coordinator has replaced this one, which was number {number} of this run and writes nothing more"
     )]
     Superseded {
         /// The number of this one's claim.

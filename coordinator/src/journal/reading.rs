@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
             let (key, value) = row.map_err(|error| self.failed(error))?;
             let entry: LedgerEntry = self.parsed("steps", &key.value(), value.value())?;
             if entry.step.0 != key.value() {
-                let reason = format!("it says that it is step {}", entry.step);
+                let reason = format!("it holds step {} instead", entry.step);
                 return Err(self.damaged("steps", &key.value(), reason));
             }
             Ok(entry)

@@ -29,9 +29,9 @@ pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
         CacheNews::Live(step, Some(kept)) => {
-            format!("steps are live from step {step} on: they compute features; version {kept} is not used")
+            format!("from step {step} on, steps compute features (live); cached version {kept} is not used")
         }
-        CacheNews::Live(step, None) => format!("steps are live from step {step} on: they compute features"),
+        CacheNews::Live(step, None) => format!("from step {step} on, steps compute features (live)"),
         CacheNews::Reported(entry, changed) if changed.lost => lost(entry),
         CacheNews::Reported(entry, _) => complete(entry),
         CacheNews::Drift(entry) => drift(entry),

@@ -109,7 +109,7 @@ impl Guard {
         if shown.caller.is_some_and(|caller| !caller.is_private) {
             return Err(Status::unauthenticated(
                 "this coordinator requires TLS from other machines, but this call was unencrypted: use a \
-                 cox that has TLS (`--features tls`, and no --plaintext or http://); replace any token \
+                 cox built with `--features tls`, without --plaintext or http://; replace any token \
                  that was sent, because it may have been read",
             ));
         }

@@ -89,7 +89,7 @@ fn sets(wire: Vec<v1::SetShare>, epoch: u64) -> FieldResult<Vec<SetShare>> {
         count("sets.samples", share.samples)?;
         if !(1..=share.samples).contains(&share.taken) {
             let problem =
-                format!("is {}, which must be from 1 to the set's {} samples", share.taken, share.samples);
+                format!("is {}, but must be between 1 and the set's {} samples", share.taken, share.samples);
             return Err(FieldError::new("sets.taken", problem));
         }
         left = left.wrapping_sub(share.taken);
@@ -268,7 +268,7 @@ fn bad_sample(wire: v1::BadSample) -> FieldResult<BadSample> {
     if begin >= end {
         return Err(FieldError::new(
             "row",
-            format!("its samples begin at {begin}, not before their end {end}"),
+            format!("its samples begin at {begin}, but end at {end}: the end must be larger"),
         ));
     }
     if end - begin > MAX_SAMPLES_OF_ROW {

@@ -223,7 +223,7 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
         sheet.family(name, help, unit, rows)
     };
     let peak = of_worker(|worker| worker.memory_peak.0);
-    each("rank_memory_peak", "Largest peak of a rank", Some(Unit::Bytes), &peak)?;
+    each("rank_memory_peak", "Largest memory peak of a rank", Some(Unit::Bytes), &peak)?;
     let step = of_worker(|worker| worker.step.0);
     each("rank_step", "Step of a rank when it was last heard of", None, &step)?;
     each(

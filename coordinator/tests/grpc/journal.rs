@@ -273,7 +273,7 @@ async fn the_state_directory_of_another_run_is_refused_with_what_differs() {
         "the journal of this run with another configuration",
         "train.global_batch (8 there, 16 here)",
         "run.output_dir",
-        "remove that directory",
+        "remove the journal's directory",
     ];
     for part in parts {
         assert!(text.contains(part), "{text}");

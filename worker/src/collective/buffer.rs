@@ -80,7 +80,7 @@ pub(super) fn through_host(
 /// What went wrong with a pair of buffers.
 fn size_error(operation: &'static str, input: Buf<'_>, output: Buf<'_>) -> CollectiveError {
     let detail = format!(
-        "{} elements of {} in, room for {} of {}",
+        "the input has {} elements of {}, the output has {} of {}",
         input.len(),
         input.element(),
         output.len(),

@@ -61,13 +61,13 @@ pub enum CollectiveError {
         detail: String,
     },
     /// What was asked for to carry large buffers is not there on all ranks.
-    #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make it available on every machine")]
+    #[error("launch.collectives nccl: {0}; use `auto` or `ring`, or make NCCL available on every node")]
     NoTransport(String),
     /// Some ranks compute on GPUs, and others would have.
     #[error(
-        "{stranded} found no GPU and would compute on the CPU, {on_gpus} on GPUs: all ranks would wait \
-         for the CPU in every step; `cox selftest --device cuda` on that machine says what is missing; if \
-         this is intended, start those workers with --device cpu \
+        "{stranded} found no GPU and would compute on the CPU, but {on_gpus} on GPUs: all ranks would \
+         wait for the CPU in every step; `cox selftest --device cuda` on that machine says what is missing; \
+         if this is intended, start those workers with --device cpu \
          (or COX_DEVICE=cpu), or all with launch.device=cpu"
     )]
     MixedDevices {
@@ -133,7 +133,7 @@ pub enum JoinError {
     },
     /// The previous rank did not call in time.
     #[error(
-        "rank {peer} did not call within {waited:.1?} ({refused} others were refused); is it running, and is {address} reachable from it?"
+        "rank {peer} did not connect within {waited:.1?} ({refused} others were refused); is it running, and is {address} reachable from it?"
     )]
     NobodyCame {
         /// The neighbour.

@@ -123,7 +123,7 @@ fn connect(
     }
     ring.broadcast(BufMut::F64(&mut parcel), Rank(0))?;
     if parcel[0] == 0.0 {
-        return Ok(Err("rank 0 cannot make an id (its own log says why)".to_owned()));
+        return Ok(Err("rank 0 cannot create an NCCL id (its own log says why)".to_owned()));
     }
     let place = Place { rank, world, id: std::array::from_fn(|i| parcel[i + 1] as u8), deadline };
     let transport = source.connect(&place, &mut || ring.aborted().is_none() && ring.departed().is_none());
@@ -191,7 +191,7 @@ fn sharing(offers: &[Option<Offer>]) -> String {
     };
     match (0..offers.len()).find_map(|a| shares(a).map(|b| (b, a))) {
         Some((b, a)) => {
-            format!(" (ranks {b} and {a} share a GPU, which NCCL refuses: start one worker a GPU)")
+            format!(" (ranks {b} and {a} share a GPU, which NCCL refuses: start one worker per GPU)")
         }
         None => String::new(),
     }

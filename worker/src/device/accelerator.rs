@@ -56,12 +56,12 @@ pub enum NoGpus {
     },
     /// `libcuda.so.1` cannot be loaded.
     #[error(
-        "no NVIDIA driver (libcuda.so.1 cannot be loaded); install one, or in a container make it visible (--gpus all)"
+        "no NVIDIA driver (libcuda.so.1 cannot be loaded); install one, or in a container make the driver visible (--gpus all)"
     )]
     NoDriver,
     /// The driver answers with an error.
     #[error(
-        "the NVIDIA driver refuses {call} (CUDA error {code}); check `nvidia-smi`, and that library and kernel module are of one version"
+        "the NVIDIA driver refuses {call} (CUDA error {code}); check `nvidia-smi`, and that the driver's library and kernel module have the same version"
     )]
     Refused {
         /// The call.

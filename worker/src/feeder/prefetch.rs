@@ -172,7 +172,7 @@ impl Prefetcher {
         state.requests.retain(|(_, r)| r.step >= step);
         if let Some((_, first)) = state.requests.front().filter(|(_, r)| r.step != step) {
             return Err(DataError::Pipeline(format!(
-                "step {step} is not on record, but step {} is",
+                "step {step} was not requested, but step {} was",
                 first.step
             )));
         }

@@ -53,7 +53,7 @@ impl GpuHealth {
     pub fn worth_knowing(&self) -> Vec<String> {
         let errors = (self.uncorrected_errors > 0).then(|| {
             format!(
-                "{}: {} memory errors that could not be corrected since its driver was loaded",
+                "{}: uncorrectable memory errors since its driver was loaded: {}",
                 self.name, self.uncorrected_errors
             )
         });
@@ -61,7 +61,7 @@ impl GpuHealth {
             .then(|| format!("{} runs at lower clocks: {}", self.name, self.slowed_by.join(", ")));
         let full = self.free.filter(|(free, total)| *free < total / LITTLE).map(|(free, total)| {
             format!(
-                "{}: {} of {} MiB are free: another process computes there (`cox gpu` names it)",
+                "{}: {} of {} MiB are free: another process uses this GPU (`cox gpu` names it)",
                 self.name,
                 free >> 20,
                 total >> 20

@@ -92,7 +92,7 @@ impl IntegerMatrix {
         let wrong = self.values.iter().zip(&found).position(|(exact, found)| *found != *exact as f32);
         match wrong {
             None if found.len() == self.values.len() => Ok(()),
-            None => Err(WrongResult::Refused(format!("{} values of the {what}", found.len()))),
+            None => Err(WrongResult::Refused(format!("got {} values for the {what}", found.len()))),
             Some(at) => {
                 let (found, exact) = (found[at].to_string(), self.values[at]);
                 Err(WrongResult::Element { what, at, found, exact })
@@ -119,7 +119,7 @@ pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult>
     let dy = IntegerMatrix::pattern(ROWS, OUTPUTS, 3);
     let (x_ni, w_oi, dy_no) = (x.on::<B>(device), w.on::<B>(device), dy.on::<B>(device));
     let y_no = <B as LinearOps>::linear(x_ni.clone(), w_oi.clone(), None);
-    x.times(&w.transposed()).expect("layer", y_no)?;
+    x.times(&w.transposed()).expect("layer's output", y_no)?;
     dy.times(&w).expect("gradient of the input", B::linear_input_gradient(dy_no.clone(), w_oi))?;
     let dw_oi = B::linear_weight_gradient(dy_no, x_ni.clone());
     dy.transposed().times(&x).expect("gradient of the weight", dw_oi)?;

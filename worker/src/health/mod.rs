@@ -73,8 +73,8 @@ pub fn clocks_differ(ours: Duration, theirs: Duration, within: Duration) -> Opti
     (apart > CLOCKS_APART + within).then(|| {
         let (seconds, side) = (apart.as_secs_f64(), if ours > theirs { "ahead of" } else { "behind" });
         format!(
-            "this machine's clock is {seconds:.1} s {side} the coordinator's: set both by NTP; training does not depend on it, \
-             times in logs and the validity of certificates do"
+            "this machine's clock is {seconds:.1} s {side} the coordinator's: synchronise both with NTP; training is not \
+             affected, but times in logs and the validity of certificates are"
         )
     })
 }

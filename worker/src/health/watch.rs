@@ -34,7 +34,7 @@ impl WatchedGpu {
         let errors = now.uncorrected_errors.saturating_sub(before.uncorrected_errors);
         let errors = (errors > 0).then(|| {
             let name = &now.name;
-            format!("{name}: {errors} memory errors that could not be corrected while this worker lives")
+            format!("{name}: new uncorrectable memory errors while this worker runs: {errors}")
         });
         let faults = faults.chain(errors).map(Report::HardwareFault);
         let slowed = (before.slowed_by.is_empty() && !now.slowed_by.is_empty()).then(|| {
@@ -100,7 +100,7 @@ mod tests {
         let mut watched = WatchedGpu { before: gpu(2) };
         assert!(watched.looked(gpu(2)).is_empty());
         let told = watched.looked(gpu(5));
-        assert!(matches!(lines(&told)[..], [(true, line)] if line.starts_with("GPU 3: 3 memory errors")));
+        assert!(matches!(lines(&told)[..], [(true, line)] if line.ends_with("this worker runs: 3")));
         let pending = GpuHealth { pages_pending: true, slowed_by: vec!["heat"], ..gpu(5) };
         let told = watched.looked(pending.clone());
         let [(true, pages), (false, slow)] = lines(&told)[..] else { panic!("two are new") };
@@ -140,9 +140,6 @@ mod tests {
         let told: Vec<_> = heard.iter().take(3).collect();
         let lines = lines(&told);
         assert!(lines[0].1.ends_with("Xid 94") && lines[1].1.contains("Xid 31"), "{lines:?}");
-        assert_eq!(
-            lines[2],
-            (true, "GPU 3: 10 memory errors that could not be corrected while this worker lives")
-        );
+        assert_eq!(lines[2], (true, "GPU 3: new uncorrectable memory errors while this worker runs: 10"));
     }
 }

@@ -59,7 +59,7 @@ impl fmt::Display for OutOfMemory {
         let (wanted, before) = (self.wanted.0, self.before.0);
         write!(f, "out of memory in {}", self.phase.name())?;
         if wanted > 0 {
-            let verb = if self.predicted { "not tried, because it needs about" } else { "requested" };
+            let verb = if self.predicted { "micro-batch not tried, as it needs about" } else { "requested" };
             write!(
                 f,
                 ": {verb} {} on top of {}",

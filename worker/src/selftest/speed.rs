@@ -42,7 +42,7 @@ pub(crate) fn speed_in_host_memory<B: Tape<Base = B>>(device: &B::Device, sizes:
     }
     let outcome = match to == from {
         true => Ok(format!("{} on one thread ({} MiB)", rate(sizes.copy, best), sizes.copy >> 20)),
-        false => Err("a copy is not what was copied".to_owned()),
+        false => Err("the copy differs from its source".to_owned()),
     };
     let mut found = vec![Finding::checked("speed", "copies in memory", outcome)];
     found.extend(rates::<B>(device, sizes));
@@ -77,7 +77,7 @@ fn copies<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Finding {
             rate(sizes.copy, down),
             sizes.copy >> 20
         )),
-        false => Err("what came back is not what was sent".to_owned()),
+        false => Err("the data read back differs from the data sent".to_owned()),
     };
     Finding::checked("speed", "copies", outcome)
 }
@@ -88,7 +88,7 @@ fn rates<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes) -> Vec<Finding> {
     for (dtype, name) in types.into_iter().filter(|(dtype, _)| *dtype == DType::F32 || sizes.bf16) {
         found.push(Finding::checked(
             "speed",
-            format!("products, {name}"),
+            format!("matmul in {name}"),
             products::<B>(device, sizes, dtype),
         ));
     }
@@ -121,7 +121,7 @@ fn products<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes, dtype: DType) -
     // bfloat16 keeps 8 bits of the sum.
     let tolerance = if dtype == DType::BF16 { exact.abs().max(1.0) / 128.0 } else { 0.0 };
     if (corner - exact).abs() > tolerance {
-        return Err(format!("an element of a {side} x {side} product is {corner} instead of {exact}"));
+        return Err(format!("an element of a {side} x {side} matmul is {corner} instead of {exact}"));
     }
     let operations = 2.0 * (side as f64).powi(3);
     let tera = operations / 1e12 / best.as_secs_f64().max(1e-9);

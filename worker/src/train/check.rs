@@ -154,7 +154,7 @@ pub fn lack_of_room(spec: &RunSpec, layout: &TrainableLayout, resumes: bool) -> 
     (free < one.saturating_mul(count)).then(|| {
         format!(
             "run.output_dir: {}: {} are free, but a checkpoint takes {} while the previous one is still \
-             kept; free space, or choose another one",
+             kept; free space, or choose another directory",
             output.display(),
             human::bytes(free),
             human::bytes(one),

@@ -34,7 +34,7 @@ pub enum TrainError {
     /// Another pretrained model than the one that the run was launched with.
     #[error(
         "{key} {path}: it has digest {found}, but the run was launched with {launched} (train.base_digest): every node must see the same, \
-         unchanged model; name the one that it was launched with"
+         unchanged model; set {key} to the model that the run was launched with"
     )]
     OtherModel {
         /// The key that names it.
@@ -115,9 +115,9 @@ pub enum TrainError {
     },
     /// Step after step was left out.
     #[error(
-        "{in_a_row} steps in a row were left out, up to step {step}, because their numbers are not \
-         finite; train.max_skipped allows {allowed}. Either their samples are bad (the log names \
-         them), or the run has diverged. {}", remedy_of_divergence(*.good)
+        "{in_a_row} steps in a row were left out, up to step {step}, because loss or gradients were not \
+         finite, or the loss spiked; train.max_skipped allows {allowed}. Either their samples are bad \
+         (the log names them), or the run has diverged. {}", remedy_of_divergence(*.good)
     )]
     TooManySkipped {
         /// The last of them.

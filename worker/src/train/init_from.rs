@@ -40,7 +40,7 @@ use super::results::checkpoint::{
 const NAMED: usize = 40;
 /// The remedy for tensors of other sizes.
 const OTHER_SIZES: &str =
-    "change this run's sizes, or take some groups only: `train.init_from: {GROUP: PATH}`";
+    "change this run's sizes, or load only some groups: `train.init_from: {GROUP: PATH}`";
 
 /// Why a run cannot start from the weights that it names.
 #[derive(Debug, thiserror::Error)]
@@ -190,7 +190,7 @@ pub fn check_brought(task: &dyn Task, spec: &RunSpec) -> Result<(), InitError> {
         without.push(format!("{wanted}: {path} has no tensor of this group"));
     }
     if without.is_empty() {
-        without.push(format!("{wanted}: train.init_from names other groups"));
+        without.push(format!("{wanted}: train.init_from names only other groups"));
     }
     Err(InitError::NotBrought { list: lines(&without) })
 }
@@ -326,7 +326,7 @@ impl<'l> TensorPlacement<'l> {
                     placed.misfits.push(format!("{name}: {shape:?} there, {:?} here", param.shape));
                 }
                 None if wanted.is_none_or(|group| group == group_name(task, name)) => {
-                    placed.misfits.push(format!("{name}: {shape:?} there, not here"));
+                    placed.misfits.push(format!("{name}: {shape:?} there, no such tensor here"));
                     placed.misfitting.extend(task.group_of(name));
                 }
                 None => {}
@@ -345,17 +345,17 @@ impl<'l> TensorPlacement<'l> {
         let refused = |list, remedy| Err(InitError::Misfits { path: path.into(), list, remedy });
         if !self.misfits.is_empty() {
             let remedy = if self.misfitting.contains(&Group::BASE) {
-                "name the modules of the pretrained model in model.train, or merge them into a checkpoint (`cox export --merged`) and use that as model.path"
+                "list these modules of the pretrained model in model.train, or export a merged model (`cox export --merged`) and set model.path to it"
             } else if self.misfitting.contains(&Group::LORA) {
-                "set lora.targets, lora.rank and lora.use_dora to the values of that run, or take some \
-                 groups only: `train.init_from: {GROUP: PATH}`"
+                "set lora.targets, lora.rank and lora.use_dora to the values of that run, or load \
+                 only some groups: `train.init_from: {GROUP: PATH}`"
             } else {
                 OTHER_SIZES
             };
             return refused(lines(&self.misfits), remedy);
         }
         if self.fits.is_empty() {
-            let what = wanted.map_or("no tensor that trains here".to_owned(), |group| {
+            let what = wanted.map_or("no tensor that this run trains".to_owned(), |group| {
                 format!("no tensor of the group `{group}`")
             });
             return refused(lines(&[what]), "name another source, or leave the group out");

@@ -37,7 +37,7 @@ pub enum StepError {
     /// A gradient is NaN or infinite. Weights and moments are as before, on all ranks.
     #[error(
         "the gradient's norm is {norm}{}; weights are unchanged. Check the data of this step, lower the \
-         learning rate, or clip",
+         learning rate, or clip gradients (optimizer.clip_norm)",
         place(.rank, .parameter)
     )]
     NonFinite {

@@ -91,7 +91,7 @@ impl Run {
             Loss::Expected => {
                 self.faults.incident(self.now).lose(slot);
                 self.faults.blame(&failure, &mut self.out);
-                let of = "of a node that was to leave ";
+                let of = "of a node that was leaving ";
                 self.break_up(&format!("rank {slot} {of}is lost: {}", failure.message), true);
             }
             Loss::Breaks | Loss::Cordoned | Loss::Irreplaceable | Loss::Fatal => {
@@ -436,7 +436,7 @@ pub(super) fn close(run: &mut Run, failure: Failure) {
         return run.fatal(failure);
     }
     let failure = final_failure(run, failure);
-    let because = format!("the run has failed, and survivors write a last checkpoint: {failure}");
+    let because = format!("remaining workers write a last checkpoint, because the run has failed: {failure}");
     run.break_up(&because, true);
     let by = run.now.after(run.config.patience.rendezvous);
     if let Phase::Gathering(gathering) = &mut run.phase {

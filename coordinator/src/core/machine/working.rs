@@ -117,7 +117,7 @@ impl Reports<'_> {
         };
         if let Some(agreed) = agreed.filter(|agreed| *agreed != report.first_step) {
             let message = format!(
-                "starts generation {} at step {}, but another rank at step {agreed}",
+                "starts generation {} at step {}, but another rank starts at step {agreed}",
                 report.generation, report.first_step
             );
             run.fatal(run.failure_of(slot, CauseKind::Disagreement, message));

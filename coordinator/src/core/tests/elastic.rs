@@ -108,8 +108,8 @@ fn replicas_are_on_another_node_as_far_as_there_is_room() {
     pass(&mut run, 1);
     (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
     pass(&mut run, 6);
-    let told = "generation 2 of 3 workers connects; most are on one node, so 1 of its shards have their \
-                replicas on the same node: losing that node costs the steps since the last checkpoint";
+    let told = "generation 2 of 3 workers connects; most are on one node, which also holds the \
+                replicas of 1 of its own shards: losing that node costs the steps since the last checkpoint";
     assert_eq!(placed(&run), (1, told.into()));
     // On one node there is no other, and without replicas there is nothing to tell.
     for replica in [true, false] {

@@ -211,7 +211,7 @@ fn ranks_that_lose_each_other_form_a_new_generation_without_a_loss() {
     assert!(survived(&formed).is_some_and(|text| text.contains("rank 1 is gone (collective 12")));
     assert!(matches!(told(&formed, 1)[..], [Directive::Assignment(..)]));
     let started = run.start_all(2, 10, StateSource::Carried);
-    assert!(recovery(&started).unwrap().contains("after its ranks lost each other; restarts 1 of 3"));
+    assert!(recovery(&started).unwrap().contains("lost their connections to each other; restarts 1 of 3"));
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn a_gradient_that_overflows_where_the_loss_is_scaled_costs_its_steps_and_lowers
     let toy = Toy::with_huge_row(ROWS, ROW, 1e30);
     let keys = ["network.width=32", "optimizer.loss_scale={initial: 1024, growth_interval: 1000}"];
     let (_, printed) = toy.train("run", &[&RUN[..], &keys].concat());
-    assert!(printed.contains("the loss is scaled, by 1024 in the next step"), "{printed}");
+    assert!(printed.contains("the loss is scaled by 1024 in the next step"), "{printed}");
     assert!(!printed.contains("once more"), "it is not tried again: {printed}");
     let audit = toy.assert_audited("run", 16);
     let steps = skipped(&audit);

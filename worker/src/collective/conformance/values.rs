@@ -153,7 +153,7 @@ pub(super) fn ahead(comm: &mut dyn Collective) -> CheckResult {
         if let Some(ahead) = comm.ahead(2 * world).filter(|_| rank == 0) {
             let deadline = clock::now() + PATIENCE;
             while ahead.shares().len() + 1 < world {
-                hold!(clock::now() < deadline, "round {round}: {:?} is all that shows", ahead.shares());
+                hold!(clock::now() < deadline, "round {round}: only {:?} shows", ahead.shares());
                 thread::yield_now();
             }
             let others: Vec<_> =
@@ -240,7 +240,7 @@ pub(super) fn shift(comm: &mut dyn Collective) -> CheckResult {
         comm.shift_in_place(BufMut::F32(&mut buffer), distance)?;
         let due = values((rank + world - distance) % world, len);
         hold!(buffer[before.clone()] == due[before], "{len} by {distance}");
-        hold!(buffer[own.clone()] == values(rank, len)[own], "{len} by {distance}: its own is another");
+        hold!(buffer[own.clone()] == values(rank, len)[own], "{len} by {distance}: its own changed");
     }
     Ok(true)
 }

@@ -165,8 +165,8 @@ impl Ring {
             }
             (None, PumpError::OtherCollective(other)) => {
                 let theirs =
-                    other.map_or("bytes that are not a header".to_owned(), |other| other.to_string());
-                let detail = format!("it is in {theirs}, rank {} is in {header}", self.rank);
+                    other.map_or("an unknown one (no valid header)".to_owned(), |other| other.to_string());
+                let detail = format!("it is in {theirs}, but rank {} is in {header}", self.rank);
                 CollectiveError::Mismatch { peer: previous, detail }
             }
         };

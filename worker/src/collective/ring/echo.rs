@@ -84,7 +84,7 @@ impl<'a> Way<'a> {
         if let Some(at) = bytes[..count].iter().zip(due).position(|(found, due)| found != due) {
             let (at, size) = (self.heard + at, message.len());
             return Err(EchoFailure::Fails(format!(
-                "byte {at} of a known message of {size} has changed on the way"
+                "byte {at} of a test message of {size} bytes was corrupted in transit"
             )));
         }
         self.heard += count;
@@ -120,7 +120,7 @@ impl<'a> Way<'a> {
     fn late(&self, limit: Duration) -> EchoFailure {
         let (heard, seconds) = (self.heard, limit.as_secs_f64());
         EchoFailure::Fails(format!(
-            "{heard} of {MESSAGE} bytes of a known message have come within {seconds:.1} s: are packets of full size lost \
+            "only {heard} of {MESSAGE} bytes of a test message arrived within {seconds:.1} s: are full-size packets lost \
              (MTU)?"
         ))
     }

@@ -203,7 +203,7 @@ impl<B: Tape<Base = B>> Memo<B> {
                     self.fill_batch = now.len().div_ceil(2);
                     target.waiting.keep_ahead(self.fill_batch);
                     let line = format!(
-                        "out of memory while computing features: {} samples at a time from now on; steps are not affected",
+                        "out of memory while computing features: the encoder batch is {} from now on; steps are not affected",
                         self.fill_batch
                     );
                     tracing::warn!(step = step.0, "{line}");

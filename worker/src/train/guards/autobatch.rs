@@ -149,7 +149,7 @@ impl Search {
                 false => String::new(),
             };
             bench.members.link.report(Report::Note(format!(
-                "micro-batch found: {size} samples at a time, {} passes a step on each rank, {} samples a step as configured; tried {}{bounded}",
+                "micro-batch found: {size} (passes per step on each rank: {}; train.global_batch: {}); tried {}{bounded}",
                 share.div_ceil(size),
                 bench.run.spec.train.global_batch,
                 search.told()

@@ -19,10 +19,10 @@ pub enum Comparison {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sound => f.write_str("all ranks hold the same"),
+            Self::Sound => f.write_str("all ranks hold the same state"),
             Self::Wrong(ranks) => {
                 let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
-                write!(f, "rank {} has different weights from the others", ranks.join(", "))
+                write!(f, "the weights of rank {} differ from those of the others", ranks.join(" and rank "))
             }
             Self::Unclear(one, other) => {
                 write!(f, "the optimizer shard of rank {one} differs from its replica on rank {other}")

@@ -32,9 +32,9 @@ pub struct GradientWatch {
 /// Some trainables never got a gradient.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} of {all} trainable tensors got no gradient in the first {steps} steps of this rank, the first is \
-     `{}`: either these samples do not use them, or they are not part of the loss, or their inputs are \
-     zero; if they never will train, remove them from lora.targets or model.train",
+    "{} of {all} trainable tensors got no gradient in the first {steps} steps of this rank (the first: \
+     `{}`): the samples do not use them, or they are not part of the loss, or their inputs are \
+     zero; if they are never to train, remove them from lora.targets or model.train",
     names.len(),
     names[0]
 )]

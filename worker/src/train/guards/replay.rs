@@ -180,8 +180,8 @@ impl Suspicions {
 fn words_of_doubt(step: Step, ranks: &BTreeSet<Rank>) -> String {
     let ranks: Vec<_> = ranks.iter().map(Rank::to_string).collect();
     format!(
-        "step {step}: ranks {} compute different gradients from the same samples, and which are right is \
-         unknown: the step is committed with the gradients that each rank computed",
+        "step {step}: ranks {} compute different gradients from the same samples, and it is unknown \
+         which are right: the step is committed with the gradients that each rank computed",
         ranks.join(", ")
     )
 }

@@ -74,8 +74,8 @@ pub(in crate::train) fn compare<B: Tape<Base = B>>(
         Comparison::Unclear(owner, holder) => (
             own == *owner,
             format!(
-                "its optimizer shard differs from the replica on rank {holder}, and which is right is \
-                 unknown: all ranks go back to the last checkpoint"
+                "its optimizer shard differs from the replica on rank {holder}, and it is \
+                 unknown which is right: all ranks go back to the last checkpoint"
             ),
         ),
     };

@@ -75,7 +75,7 @@ impl ValidationState {
         }
         if let Some(scale) = bench.learner.optimizer().loss_scale() {
             lines.push(format!(
-                "the loss is scaled, by {} in the next step: an overflowing gradient skips its step and halves the scale",
+                "the loss is scaled by {} in the next step; if a gradient overflows, the step is skipped and the scale is halved",
                 scale.scale()
             ));
         }

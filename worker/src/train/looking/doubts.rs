@@ -24,7 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step takes all")
+        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step uses all")
     })
 }
 
@@ -41,7 +41,7 @@ fn warm_up(spec: &RunSpec, steps: u64) -> Option<String> {
     let longest = spec.optimizer.warmup_steps.values().into_iter().map(|(_, steps)| steps).max()?;
     (longest >= steps).then(|| {
         format!(
-            "optimizer.warmup_steps is {longest}, but the run has {steps} steps: it ends before its rates have risen to their peaks"
+            "optimizer.warmup_steps is {longest}, but the run has {steps} steps: the run ends before the learning rates reach their peaks"
         )
     })
 }

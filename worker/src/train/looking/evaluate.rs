@@ -135,9 +135,9 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
             let batch = self.samples.batch(Step(0), &samples);
             match memory::guarded(|| self.objective.examples(self.trainables, &*batch, self.samples)) {
                 Ok(Ok(found)) => examples.extend(found),
-                Ok(Err(error)) => tracing::warn!(%error, "a held-out sample cannot be shown"),
+                Ok(Err(error)) => tracing::warn!(%error, "a held-out sample is missing from the report"),
                 Err(overrun) => {
-                    tracing::warn!(in_use = overrun.in_use, "out of memory: held-out samples are not shown");
+                    tracing::warn!(in_use = overrun.in_use, "out of memory: the report shows no samples");
                     return Vec::new();
                 }
             }
@@ -236,7 +236,7 @@ impl<'a, B: Tape<Base = B>> Evaluation<'a, B> {
     /// Errors of those of these samples that can be read.
     fn errors(&self, indices: &[u64]) -> Result<ErrorSums, TrainError> {
         let Readable { samples, faults } = self.samples.readable(indices);
-        faults.iter().for_each(|error| tracing::warn!(%error, "a held-out sample is left out"));
+        faults.iter().for_each(|error| tracing::warn!(%error, "a held-out sample is skipped"));
         let unreadable = faults.len() as f64;
         if samples.is_empty() {
             return Ok(ErrorSums { unreadable, ..ErrorSums::default() });

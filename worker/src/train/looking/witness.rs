@@ -87,7 +87,7 @@ impl Witness {
         self.unwritten.extend(text);
         if let Err(error) = self.flush() {
             if !self.waits {
-                tracing::warn!(path = %self.path.display(), %error, "this rank's witness records wait for the disk");
+                tracing::warn!(path = %self.path.display(), %error, "cannot write this rank's witness records now; retrying after the next step");
             }
             self.waits = true;
             if self.unwritten.len() > MAX_UNWRITTEN_BYTES {

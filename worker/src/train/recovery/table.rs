@@ -203,7 +203,7 @@ fn decode_holding(fields: &[f64]) -> Result<Option<Holding>, String> {
     }
     let distance = small("distance", fields[13])?;
     if !(1..world.max(2)).contains(&distance) {
-        return Err(format!("its replica was of the rank {distance} before it, in a world of {world}"));
+        return Err(format!("its replica distance was {distance} in a world of {world}"));
     }
     let versions = |newest: u64, older: f64| Versions { newest, older: older > 0.0 };
     let (skipped, left_out) = (count("skipped", fields[7])?, fields[8] > 0.0);

@@ -129,7 +129,7 @@ pub fn export_run<B: Tape<Base = B>>(
     };
     if let Some(out) = &job.lerobot {
         let Some(written) = objective.export_lerobot(out, &layout, &values) else {
-            let detail = "is not written: the run did not begin with a policy of LeRobot's".into();
+            let detail = "is not written: the run did not start from a LeRobot policy".into();
             return Err(CheckpointError::Foreign { path: out.clone(), detail }.into());
         };
         return Ok(ExportSummary { step, dir: out.clone(), merged: None, rounding: Some(written?) });

@@ -316,7 +316,7 @@ pub(in crate::train) fn read_average_of(
     let average = read_average(&files, layout).map_err(|error| unusable(found, &error))?;
     average.ok_or_else(|| CheckpointError::Foreign {
         path: found.path.clone(),
-        detail: "has no average of the weights; its run was without `optimizer.ema_decay`".into(),
+        detail: "has no average of the weights; its run was trained without `optimizer.ema_decay`".into(),
     })
 }
 
@@ -333,7 +333,7 @@ fn check_origin(found: &Checkpoint, spec: &RunSpec, fingerprint: &str) -> Result
     }
     if manifest.dataset_fingerprint != fingerprint {
         return Err(foreign(format!(
-            "belongs to data set {}, but data.path is {fingerprint}, whose samples are in another order",
+            "belongs to a data set with fingerprint {}, but data.path has {fingerprint}: restore the data, or choose another run.output_dir",
             manifest.dataset_fingerprint
         )));
     }
@@ -393,7 +393,7 @@ pub(in crate::train) fn read_trainables(
     }
     let (expected, there) = (layout.whole().count(), tensors.tensors().count());
     if there != expected {
-        return Err(foreign(format!("{there} tensors, this run has {expected}")));
+        return Err(foreign(format!("it has {there} tensors, but this run has {expected}")));
     }
     Ok(flat)
 }

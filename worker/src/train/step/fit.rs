@@ -104,7 +104,7 @@ impl Feed {
                 self.micro_batch
             )))?;
         }
-        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank needs less memory ({why}): all ranks halve the micro-batch");
+        tracing::warn!(step = step.0, %rank, micro_batch = self.micro_batch, "a rank must use less memory ({why}): all ranks halve the micro-batch");
         Ok(())
     }
 }

@@ -83,7 +83,7 @@ fn what_does_not_fit_is_named_with_both_shapes_and_nothing_is_taken() {
     );
     let error = started(InitFrom::All(path.clone())).unwrap_err().to_string();
     assert!(error.contains("\n  expert.in: [3, 2] there, [2, 3] here"), "{error}");
-    assert!(error.contains("\n  expert.more: [1] there, not here"), "{error}");
+    assert!(error.contains("\n  expert.more: [1] there, no such tensor here"), "{error}");
     assert!(!error.contains("sensor.in"), "{error}");
     // The group that fits can be had alone; the one that does not fit cannot.
     started(InitFrom::Groups([("sensor".into(), path.clone())].into())).unwrap();

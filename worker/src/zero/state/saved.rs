@@ -222,7 +222,7 @@ pub(super) fn read_header<'a, S: ReadAt>(
         let kept = buffer.values(param, &(0..param.len())).len();
         if info.dtype != dtype(buffer.element) || end > kept {
             return Err(error(format!(
-                "has {:?} values {begin}..{end}, but this run keeps {kept} of {:?}",
+                "has {:?} values {begin}..{end}, but this run has {kept} values of {:?}",
                 info.dtype,
                 dtype(buffer.element)
             )));

@@ -47,7 +47,7 @@ fn a_step_with_features_of_another_generation_ends_the_run() {
         News::Failure(failure, _) => Some(failure.message.clone()),
         _ => None,
     });
-    let expected = "took the features of step 4 from no cache, but its lease says version 1 of the features";
+    let expected = "used no cache for step 4, but its lease says version 1 of the features";
     assert_eq!(told.as_deref(), Some(expected));
     assert_eq!(kept.run.phase(), RunPhase::Failed);
 }

@@ -134,7 +134,7 @@ fn a_row_that_cannot_be_is_refused_by_its_field() {
     assert_eq!(with(COMING + 1, 4.0).unwrap_err(), "it was rank 4 of a world of 4");
     assert_eq!(with(HELD + 1, 1e9).unwrap_err(), "it was rank 4 of a world of 1000000000");
     for wrong in [0.0, 5.0] {
-        let told = format!("its replica was of the rank {wrong} before it, in a world of 5");
+        let told = format!("its replica distance was {wrong} in a world of 5");
         assert_eq!(with(COMING + 13, wrong).unwrap_err(), told);
     }
     assert_eq!(with(HELD + 3, 0.5).unwrap_err(), "version is 0.5");

@@ -31,7 +31,7 @@ pub enum CheckpointError {
         detail: String,
     },
     /// Ranks have found it damaged before, and have given it another name.
-    #[error("checkpoint {path} was damaged, and is kept as {}; no older one can be resumed from", aside.display())]
+    #[error("checkpoint {path} was damaged, and is kept as {}; there is no older checkpoint to resume from", aside.display())]
     SetAside {
         /// Where it was.
         path: PathBuf,
