@@ -281,14 +281,14 @@ def target(call, there, small, its):
         its.write_chats(data)
         if call.wait(model.making, 120) != 0:
             return f"no model{call.tail('model')}", True
-        keys = [f"run.output_dir={out}", *its.keys(model.path, data, small)]
+        keys = [f"run.output_dir={out}", *its.keys(model.path, data)]
         code, took = call.run(name, 240, [model.cox, "worker", "--config", its.config, "--device", "cuda", *keys])
         if code != 0:
             return f"FAILED: {'time is up' if code is None else f'exit {code}'} after {took:.0f} s{call.tail(name, 12)}", True
         shutil.copy(out / "summary.json", call.results / f"{name}-target.json")
         times = [ms for _, ms in shape.steps((call.results / f"{name}.txt").read_text(errors="replace"))]
         peak = json.loads((out / "summary.json").read_text())["peak_memory"][0]["driver"]
-        return its.in_words(statistics.median(times[len(times) // 2:]), peak, small), True
+        return its.in_words(statistics.median(times[len(times) // 2:]), peak), True
     return act
 
 
@@ -322,7 +322,7 @@ def steps_of_a(call, there, a):
     if named:
         yield "facts", facts(call, there)
         for its in named:
-            yield its.name, target(call, there, a.small, its)
+            yield its.name, target(call, there, a.small, its.small() if a.small else its)
         return
     cox = Model(call, there, a.small)
     key, batch, more = ("small", 2, 4) if a.small else ("3b", 8, 32)

@@ -17,14 +17,19 @@ class Target:
     sequences: int
     published: float
     published_gib: float | None = None
+    steps: int = 10
 
     @property
     def config(self):
         return f"worker/cuda/gpu/targets/{self.name}.yaml"
 
-    def keys(self, model, data, small):
-        """A shape of kilobytes keeps the number of sequences."""
-        return [f"model.path={model}", f"data.path={data}", *(["data.max_tokens=64"] if small else [])]
+    def small(self):
+        """For rehearsals."""
+        return dataclasses.replace(self, tokens=64, sequences=min(2, self.sequences), steps=3)
+
+    def keys(self, model, data):
+        return [f"model.path={model}", f"data.path={data}", f"data.max_tokens={self.tokens}", f"train.global_batch={self.sequences}",
+                f"train.steps={self.steps}"]
 
     def write_chats(self, path):
         """Chats without pictures, each longer than a sequence, which loses its end: all tokens count."""
@@ -35,8 +40,8 @@ class Target:
                 turns = [dict(role="user", content="Write."), dict(role="assistant", content=answer)]
                 print(json.dumps(dict(messages=turns)), file=file)
 
-    def in_words(self, ms, peak, small):
-        speed = (64 if small else self.tokens) * self.sequences / ms * 1e3
+    def in_words(self, ms, peak):
+        speed = self.tokens * self.sequences / ms * 1e3
         gib = f"{peak / 2**30:.1f} GiB by the driver" + (f", {self.published_gib} published" if self.published_gib else "")
         return f"{speed:.0f} tokens/s, {speed / self.published:.2f} of the published {self.published:.0f}; {ms:.0f} ms a step; {gib}"
 
