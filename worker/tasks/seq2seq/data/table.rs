@@ -249,7 +249,7 @@ fn field(record: &Value, column: &str) -> Result<String, String> {
             let there: Vec<_> = record.as_object().into_iter().flat_map(|all| all.keys()).collect();
             let there = listed(there.into_iter().map(String::as_str));
             Err(format!(
-                "has no `{column}`, but [{there}]; add it, or name the fields in data.source and data.target"
+                "has no `{column}`, only [{there}]; add it, or name the fields in data.source and data.target"
             ))
         }
     }
