@@ -321,7 +321,7 @@ mod tests {
             assert_eq!(Chat::parse(&line), Ok(chat(&wanted[1..], &[])), "{line}");
         }
         let both = r#"{"system": "x", "messages": [{"role": "system", "content": "y"}, {"role": "assistant", "content": "z"}]}"#;
-        assert!(Chat::parse(both).unwrap_err().contains("`system` and a turn of the system"));
+        assert!(Chat::parse(both).unwrap_err().contains("`system` and a system turn"));
     }
 
     #[test]
