@@ -108,7 +108,7 @@ fn a_chat_that_cannot_be_used_is_refused_before_the_first_step_or_left_out() {
     let data = format!("data.path={}", silent.display());
     let (status, printed) = CoxProcess::of(command(&output, &[&data, &images])).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
-    assert!(printed.contains("silent.jsonl:241: has no turn of the assistant"), "{printed}");
+    assert!(printed.contains("silent.jsonl:241: has no assistant turn"), "{printed}");
     assert!(!printed.contains("step      1/"), "{printed}");
 
     // An image that does not decode shows when its chat is read: that of the first one at the launch.

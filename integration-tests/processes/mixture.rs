@@ -86,7 +86,7 @@ fn a_policy_of_several_data_sets_is_served_for_the_robot_of_one() {
         CoxProcess::start(&[&["serve", &at, "--listen=127.0.0.1:0", "--device=cpu"], flags].concat())
     };
     let (status, printed) = serve(&[]).finish();
-    assert!(!status.success() && printed.contains("NAME one of metaworld-mini, arm-mini"), "{printed}");
+    assert!(!status.success() && printed.contains("NAME is one of metaworld-mini, arm-mini"), "{printed}");
     let (status, printed) = serve(&["--set=attic"]).finish();
     assert!(!status.success() && printed.contains("serve.set"), "{printed}");
     let mut running = serve(&["--set=arm-mini"]);

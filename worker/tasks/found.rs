@@ -63,14 +63,14 @@ pub fn first_line(path: &Path) -> Option<String> {
     Some(line.trim_start_matches('\u{feff}').to_owned())
 }
 
-/// The one of these files that is meant; refused if there are several. `what` is what they have.
+/// The one of these files that is meant; refused if there are several. `what` says what they are.
 pub fn the_one(place: &Path, files: &[PathBuf], what: &str) -> Option<Result<PathBuf, DataError>> {
     match files {
         [] => None,
         [one] => Some(Ok(one.clone())),
         several => {
             let names = several.iter().take(LISTED).map(|file| file.display().to_string());
-            let found = format!("has {} files of {what}", several.len());
+            let found = format!("has {} {what}", several.len());
             let remedy = format!("name one of them: {}", names.collect::<Vec<_>>().join(", "));
             Some(Err(DataError::invalid(place, "(folder)", found, remedy)))
         }
@@ -105,5 +105,5 @@ fn folder_pattern(dir: &Path) -> Option<Result<PathBuf, DataError>> {
         })
         .collect();
     patterns.dedup();
-    the_one(dir, &patterns, "several sets of shards")
+    the_one(dir, &patterns, "sets of shards")
 }

@@ -20,8 +20,8 @@ impl Holdout {
     pub fn new(path: &Path, one: &str, remedy: &str, count: u64, every: u64) -> Result<Self, DataError> {
         let training = Arc::new(training(count, every));
         if training.is_empty() {
-            let found = format!("{count} {one}s, of which none is left to train on");
-            let remedy = format!("{remedy}; at least two with data.holdout_every");
+            let found = format!("{count} {one}s, none left to train on");
+            let remedy = format!("{remedy}, and at least two with data.holdout_every");
             return Err(DataError::invalid(path, "(samples)", found, remedy));
         }
         Ok(Self { count, every, training, left_out: BTreeSet::new() })

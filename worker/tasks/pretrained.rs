@@ -32,8 +32,7 @@ use coxswain_proto::run_spec::RunSpec;
 use coxswain_task::{Artifact, Module as TableRow, TaskError};
 
 /// Modules of the pretrained model that trained in full.
-pub const BASE: Artifact =
-    Artifact { path: "base.safetensors", what: "modules of the model that trained in full" };
+pub const BASE: Artifact = Artifact { path: "base.safetensors", what: "modules that were trained in full" };
 /// Where the adapter is, as PEFT has it.
 pub const ADAPTER_DIR: &str = "adapter";
 /// What is there.
@@ -215,7 +214,7 @@ pub fn fill(
             other => {
                 let there = other.map_or("is missing".to_owned(), |there| format!("is {:?}", there.shape));
                 return refused(format!(
-                    "`{}` {there}, expected {:?}; files and run_spec.json must be of one run",
+                    "`{}` {there}, expected {:?}; files and run_spec.json must come from the same run",
                     param.name, param.shape
                 ));
             }
@@ -244,7 +243,7 @@ fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, Task
         });
         if let Some(difference) = other {
             return refused(format!(
-                "has {difference}; set lora.alpha, lora.rslora and lora.use_dora as in its {}",
+                "differs in {difference}; set lora.alpha, lora.rslora and lora.use_dora as in its {}",
                 PEFT[0]
             ));
         }

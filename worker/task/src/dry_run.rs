@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::{Pass, StageClock};
 
 /// What a profile calls such a run: it is done once for each size of a micro-batch.
-const COUNTING: &str = "counting of products";
+const COUNTING: &str = "counting of matmuls";
 
 /// The most that one stage of a pass holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

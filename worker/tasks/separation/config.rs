@@ -222,7 +222,7 @@ impl TaskSettings for SeparationSettings {
         f.require(
             spec.memory.offload != Offload::Embedding,
             "memory.offload",
-            "is `embedding`, but there is no table of tokens",
+            "is `embedding`, but this model has no token embedding",
             "remove it",
         );
         f.require(
@@ -251,8 +251,8 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
     f.require(
         bands >= 1 && bands <= n_fft / 2 + 1,
         "network.bands",
-        format_args!("is {bands}, but {n_fft} samples have only {} frequencies", n_fft / 2 + 1),
-        "give at least 1, and at most that many",
+        format_args!("is {bands}, but {n_fft} samples have {} frequencies", n_fft / 2 + 1),
+        "give 1 or more bands, at most one per frequency",
     );
     f.at_least_one("network.layers", layers);
     f.require(
@@ -283,8 +283,8 @@ fn check_data(data: &TrackData, n_fft: usize, f: &mut Findings) {
     f.require(
         data.segment_seconds.is_finite() && data.segment_seconds > 0.0 && data.segment() > n_fft / 2,
         "data.segment_seconds",
-        format_args!("is {}, which is {} samples", data.segment_seconds, data.segment()),
-        "give more than half of `network.n_fft` samples",
+        format_args!("is {} ({} samples)", data.segment_seconds, data.segment()),
+        "raise it: a segment must have more samples than half of `network.n_fft`",
     );
     let hop = data.hop_seconds.unwrap_or(1.0);
     f.in_range("data.hop_seconds", hop, hop.is_finite() && hop > 0.0, "above 0");

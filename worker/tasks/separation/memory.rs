@@ -171,7 +171,7 @@ impl Subject for SeparatorSizes {
                 settings.network.activations_dtype = ActivationsDtype::Bfloat16;
             });
             let setting = "network.activations_dtype=bfloat16".into();
-            let remark = "rounds the outputs of blocks and what recompute keeps";
+            let remark = "rounds block outputs and saved activations";
             savings.add("activations kept in bf16", setting, remark, rounded);
         }
         savings.add_micro_batch();

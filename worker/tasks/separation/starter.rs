@@ -84,9 +84,9 @@ fn write(job: &StarterJob<'_>, found: &FoundTracks) -> Result<StarterFile, DataE
     };
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&found.path.display().to_string())));
     let stems = found.stems.join(", ");
-    file.lines(format_args!("  # {} tracks; the first has {seconds:.1} s", found.tracks));
+    file.lines(format_args!("  # {} tracks; the first is {seconds:.1} s long", found.tracks));
     file.lines(format_args!(
-        "  stems: [{stems}] # in every track; its mixture.wav, or else the sum of these, is the mixture"
+        "  stems: [{stems}] # in every track; the mixture is its mixture.wav, or else the sum of these stems"
     ));
     file.lines(format_args!("  sample_rate: {rate}\n  segment_seconds: {segment}"));
     let training = file.holdout(found.tracks);

@@ -95,7 +95,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
         let wav = Wav::read_header(WavPlace::File(path.clone()), rate).map_err(TaskError::bad_input)?;
         if wav.frames * (size_of::<f32>() * CHANNELS) as u64 > MOST_BYTES {
             return refused(format!(
-                "{} samples, more than a WAV file of floats can have; cut it",
+                "{} samples, more than a WAV file of floats can have; split it",
                 wav.frames
             ));
         }
@@ -103,7 +103,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
         let dir = job.out.join(&name);
         if !names.insert(name) {
             return refused(format!(
-                "another file's stems also go to {}; separate it in another call",
+                "another file's stems also go to {}; use a separate call with another `--out`",
                 dir.display()
             ));
         }

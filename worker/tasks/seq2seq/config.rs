@@ -229,7 +229,7 @@ fn check_data(data: &PairData, f: &mut Findings) {
         data.source != data.target,
         "data.target",
         "is the same as `data.source`, so a text would be learned from itself",
-        "name two columns",
+        "name two different columns",
     );
     for (key, tokens) in [
         ("data.max_source_tokens", data.max_source_tokens),
@@ -238,7 +238,7 @@ fn check_data(data: &PairData, f: &mut Findings) {
         f.require(
             tokens >= 2,
             key,
-            format_args!("is {tokens}, but the end of a text also takes a token"),
+            format_args!("is {tokens}, but each text ends with an end-of-sequence token, which counts"),
             "give at least 2",
         );
     }

@@ -191,7 +191,7 @@ impl Subject for PairSizes {
         let half = (self.outline.source / 2).max(2);
         let shorter = of_settings(&self.settings, |settings| settings.data.max_source_tokens = half);
         let setting = format!("data.max_source_tokens={half}");
-        savings.add("half the source", setting, "sources lose their end", shorter);
+        savings.add("half the source tokens", setting, "longer sources are truncated", shorter);
         savings.into_suggestions()
     }
 

@@ -141,7 +141,7 @@ pub(super) fn tuned(
     settings: &Seq2SeqSettings,
     model: &TextModelOutline,
 ) -> Result<TunedModules, ModelError> {
-    let head = HeadAdapter::InFull("which takes no adapter in this task");
+    let head = HeadAdapter::InFull("which cannot have an adapter in this task");
     TunedModules::resolve(settings.lora.as_ref(), &settings.model.train, &model.modules, head)
 }
 

@@ -30,7 +30,7 @@ const USUAL: [[&str; 2]; 11] = [
 /// The run file; nothing if there is no table of texts.
 pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     let tables: Vec<PathBuf> = files(job.data).into_iter().filter(|file| table(file).is_some()).collect();
-    let path = match the_one(job.data, &tables, "texts") {
+    let path = match the_one(job.data, &tables, "files of texts") {
         Some(Ok(path)) => path,
         Some(Err(error)) => return Some(Err(error)),
         None => return why_none(job.data).map(Err),

@@ -320,7 +320,7 @@ fn data_and_directories_that_cannot_be_used_are_refused_with_their_remedy() {
         Ok(_) => panic!("opened"),
     };
     let message = refused(&spec(&path, &[]));
-    assert!(message.contains("few.csv") && message.contains("none is left"), "{message}");
+    assert!(message.contains("few.csv") && message.contains("none left"), "{message}");
     let model = dir.path().join("model");
     std::fs::create_dir(&model).expect("a directory");
     std::fs::copy(assets().join("tiny-t5/config.json"), model.join("config.json")).expect("it ships");

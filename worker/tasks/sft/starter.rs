@@ -48,7 +48,7 @@ pub fn has_chats(place: &Path) -> bool {
 fn found(place: &Path) -> Option<Result<FoundChats, DataError>> {
     let lines = |file: &PathBuf| ["jsonl", "ndjson", "json"].contains(&&*ending(file)) && is_chats(file);
     let of_lines: Vec<PathBuf> = files(place).into_iter().filter(lines).collect();
-    if let Some(file) = the_one(place, &of_lines, "chats") {
+    if let Some(file) = the_one(place, &of_lines, "files of chats") {
         return Some(file.and_then(in_lines));
     }
     match shards(place)? {

@@ -185,7 +185,7 @@ impl TokenRun<'_> {
             let bfloat16 =
                 of_settings(settings, |keys| model(keys).activations_dtype = ActivationsDtype::Bfloat16);
             let setting = "model.activations_dtype=bfloat16".into();
-            let remark = "rounds the outputs of blocks and what recompute keeps";
+            let remark = "rounds block outputs and saved activations";
             savings.add("activations kept in bf16", setting, remark, bfloat16);
         }
         savings.add_micro_batch();

@@ -308,8 +308,8 @@ fn check_network(network: &NetworkSettings, f: &mut Findings) {
     f.require(
         *kind != NetworkType::Transformer || hidden_dim.is_multiple_of((*heads).max(1)),
         "network.heads",
-        format_args!("{heads} do not divide `network.hidden_dim` ({hidden_dim})"),
-        "choose a divisor",
+        format_args!("is {heads}, which does not divide `network.hidden_dim` ({hidden_dim})"),
+        "choose a divisor of `network.hidden_dim`",
     );
 }
 

@@ -57,7 +57,7 @@ impl TrajectoryShape {
         };
         if let Some(beyond) = layers.iter().find(|layer| **layer > last) {
             return Err(TaskError::bad_input(format!(
-                "extractor.layers: names block {beyond}, but the vision tower of {path} has 0 to {last}; leave it out"
+                "extractor.layers: names block {beyond}, but the vision tower of {path} has only blocks 0 to {last}; remove that block"
             )));
         }
         let grid = grid_of(model.patches, settings).map_err(TaskError::bad_input)?;

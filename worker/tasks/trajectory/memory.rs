@@ -295,7 +295,7 @@ impl Subject for TrajectorySizes {
         };
         let TrajectoryShape { positions, layers, dim, .. } = &self.shape;
         let sample = format!(
-            "{positions} positions x {} layers x {dim} values, {} of an image; {} images",
+            "{positions} positions x {} layers x {dim} values, {} per image; {} images",
             layers.len(),
             human::bytes(FLOAT * self.values()),
             human::grouped(self.images)

@@ -118,8 +118,8 @@ impl PolicyBase {
             (
                 vla.data.sets.is_empty(),
                 "data.sets",
-                "has several data sets, each with its own statistics, but a LeRobot policy stores the \
-                 statistics of one; leave it out"
+                "lists several data sets, but a LeRobot policy stores the statistics of only one; remove it, and \
+                 name one data set in data.path"
                     .into(),
             ),
             // What LeRobot would not do with the actions and images that it is given.
@@ -128,14 +128,18 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
+<<<<<<< HEAD
                 "has no effect, nor have limits of pixels: this policy resizes images itself; leave them out"
                     .into(),
+=======
+                "has no effect, and neither do data.min_pixels and data.max_pixels: this policy resizes images itself; remove them".into(),
+>>>>>>> 733398cfda6d2c4c59ab50911e37e175151f2dc4
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (
                 spec.cache.mode != CacheMode::Periodic,
                 "cache.mode",
-                "is `periodic`, but for such a policy only image features are cached; use `exact`".into(),
+                "is `periodic`, but a LeRobot policy caches only image features; use `exact`".into(),
             ),
             (
                 spec.cache.mode == CacheMode::Off
@@ -144,9 +148,7 @@ impl PolicyBase {
                         Ok(TapSetting::Auto | TapSetting::Vision)
                     ),
                 "cache.tap",
-                "comes after the image features, but only those are cached for such a policy; use \
-                 `auto`"
-                    .into(),
+                "comes after the image features, but a LeRobot policy caches only those; use `auto`".into(),
             ),
             (
                 vla.expert == Expert { loss: vla.expert.loss, ..Expert::default() },
@@ -157,7 +159,7 @@ impl PolicyBase {
             (
                 vla.expert.loss == PolicyLoss::Lerobot || matches!(self.kind, PolicyKind::Pi(_)),
                 "expert.loss",
-                "is openpi's, which is only for pi0 and pi0.5; leave it out".into(),
+                "is `openpi`, which is only for pi0 and pi0.5; leave it out".into(),
             ),
             (spec.memory.offload == Offload::None, "memory.offload", not_yet.into()),
             (spec.memory.shard == Shard::None, "memory.shard", not_yet.into()),
@@ -169,7 +171,7 @@ impl PolicyBase {
             (
                 vla.data.horizon == chunk,
                 "data.horizon",
-                format!("is {}, but the policy's chunk_size is {chunk}; set it to that", vla.data.horizon),
+                format!("is {}; set it to {chunk}, the policy's chunk_size", vla.data.horizon),
             ),
             (cameras.is_none(), "data.cameras", cameras.unwrap_or_default()),
             (
@@ -177,7 +179,7 @@ impl PolicyBase {
                 "data.normalization",
                 format!("differs from the policy's; set it to {}", self.normalization()),
             ),
-            (vla.data.has_state(), "data.state", "is `none`, but the policy needs a state".into()),
+            (vla.data.has_state(), "data.state", "is `none`, but the policy needs a state; name one".into()),
         ];
         rules.into_iter().find(|(fits, ..)| !fits).map(|(_, key, problem)| (key, problem))
     }
@@ -189,7 +191,7 @@ impl PolicyBase {
         let place = |name: &String| own.iter().position(|own| own == data.renamed(name));
         let mut places: Vec<_> = data.cameras.iter().map(|name| (place(name), name)).collect();
         if let Some(name) = data.rename_map.keys().find(|name| !data.cameras.contains(name)) {
-            return Some(format!("lack {name}, which data.rename_map names"));
+            return Some(format!("lack {name}, which data.rename_map names; correct one of the two"));
         }
         let known = places.iter().all(|(place, _)| place.is_some());
         if known && places.is_sorted_by(|a, b| a.0 < b.0) {
@@ -241,7 +243,7 @@ impl InputMakers {
         if vla.expert.loss == PolicyLoss::Openpi {
             let path = &vla.model.path;
             let problem =
-                format!("expert.loss is openpi's, but {path} is no policy of type pi0 or pi05; leave it out");
+                format!("expert.loss is `openpi`, but {path} is not a pi0 or pi05 policy; leave it out");
             return Err(DataError::Model(problem));
         }
         let dir = directory::outline(&vla.model.path)?;

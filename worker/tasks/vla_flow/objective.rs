@@ -231,9 +231,9 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
     let kept = match (settings.model.activations_dtype, recompute) {
         (ActivationsDtype::Float32, _) => return None,
         (ActivationsDtype::Bfloat16, Recompute::None) => {
-            "nothing is saved: with train.recompute: none, activations are kept in float32"
+            "no memory is saved: with train.recompute: none, activations are kept in float32"
         }
-        (ActivationsDtype::Bfloat16, _) => "what recompute keeps takes 2 bytes a value",
+        (ActivationsDtype::Bfloat16, _) => "saved activations take 2 bytes a value",
     };
     Some(format!("activations are rounded to bfloat16 between blocks; {kept}"))
 }

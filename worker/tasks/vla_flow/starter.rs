@@ -121,10 +121,10 @@ fn missing(info: &Path, report: &Report, what: &str, key: &str) -> DataError {
     let features = report.features.iter().filter(|feature| feature.role != Role::Bookkeeping);
     let names: Vec<_> = features.map(|feature| feature.name.as_str()).collect();
     let remedy = format!(
-        "a policy needs cameras, a state and an action: if one of {} is it, write a run file and name it in data.{key}",
+        "a policy needs cameras, a state and an action: if one of {} is the {what}, write a run file and name it in data.{key}",
         names.join(", ")
     );
-    DataError::invalid(info, "features", format!("no {what} with such a name"), remedy)
+    DataError::invalid(info, "features", format!("no {what} found"), remedy)
 }
 
 /// Several features stand side by side.
@@ -142,7 +142,7 @@ fn normalization(file: &mut Starter, features: &[(&str, Vec<&FeatureReport>)]) {
     let lacking = features.iter().filter(|(_, features)| features.iter().any(lacks));
     let lacking: Vec<_> = lacking.map(|(key, _)| format!("{key}: identity")).collect();
     if !lacking.is_empty() {
-        file.lines("  # The data set has no statistics: run `cox data stats` on it, then remove this line.");
+        file.lines("  # The data set has no statistics: run `cox data stats`, then remove the next line.");
         file.lines(format_args!("  normalization: {{ {} }}", lacking.join(", ")));
     }
 }

@@ -240,8 +240,7 @@ fn forward_policy<B: Tape<Base = B>>(
 ) -> Result<(), TaskError> {
     let ForwardJob { model, adapter, backbone, inputs, out, dtype, gradients } = *job;
     if adapter.is_some() {
-        let problem =
-            "a LeRobot policy, for which --adapter is not supported; merge the adapter into the policy";
+        let problem = "--adapter is not supported for LeRobot policies; merge the adapter into the policy";
         return Err(TaskError::bad_input(format!("{}: {problem}", model.display())));
     }
     let base = PolicyBase::from_dir(model, backbone, models).map_err(TaskError::bad_input)?;

@@ -195,11 +195,11 @@ impl Layout {
             (INTEGERS, 1..=4) => Format::Integer(bytes),
             (FLOATS, 4 | 8) => Format::Float(bytes),
             (INTEGERS | FLOATS, _) => {
-                let found = format!("is {bits} in {bytes} bytes");
-                return Err(HeaderFault { field: "bits of a sample", found, remedy: TO_PLAIN });
+                let found = format!("{bits} in {bytes} bytes, which is not supported");
+                return Err(HeaderFault { field: "bits per sample", found, remedy: TO_PLAIN });
             }
             (kind, _) => {
-                let found = format!("is compressed (format {kind})");
+                let found = format!("are compressed (format {kind})");
                 return Err(HeaderFault { field: "samples", found, remedy: TO_PLAIN });
             }
         };

@@ -114,7 +114,7 @@ impl Tracks {
         let training =
             TrainingSamples::new(trained.map(|(_, track)| track.first..track.first + track.segments));
         if training.is_empty() {
-            let found = format!("{} tracks, of which none is left to train on", tracks.len());
+            let found = format!("{} tracks, none left to train on", tracks.len());
             let remedy = match shards {
                 Some(_) => {
                     "for each track, add one file for each of data.stems to the shards, such as `song.drums.wav`"
@@ -360,10 +360,10 @@ impl Samples for Tracks {
         let told = cut.next().map(|Wav { place, frames, there }| {
             let others = match cut.count() {
                 0 => String::new(),
-                more => format!(", and so do {more} others of {} files", files().count()),
+                more => format!(", like {more} more of {} files", files().count()),
             };
             format!(
-                "{place}: ends early (after {there} of {frames} samples){others}: segments beyond are left out; copy or write the \
+                "{place}: ends early (after {there} of {frames} samples){others}: segments past the end are left out; copy or write the \
                  file again"
             )
         });

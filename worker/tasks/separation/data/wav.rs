@@ -116,10 +116,10 @@ impl Wav {
         let interleaved: Vec<f32> = sample.map(|bytes| header.format.value(bytes)).collect();
         let wanted = CHANNELS * frames;
         if interleaved.len() < wanted {
-            return Err(short(format!("ends after {} of {wanted} values", interleaved.len())));
+            return Err(short(format!("{} of {wanted} values", interleaved.len())));
         }
         if let Some(value) = interleaved.iter().find(|value| !value.is_finite()) {
-            return Err(format!("holds {value}; write the file again"));
+            return Err(format!("contains {value}; write the file again"));
         }
         let mut channels = Vec::with_capacity(wanted);
         (0..CHANNELS).for_each(|channel| channels.extend(interleaved.iter().skip(channel).step_by(CHANNELS)));

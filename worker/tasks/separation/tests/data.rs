@@ -142,7 +142,7 @@ fn what_cannot_be_trained_on_is_refused_with_the_file_and_a_remedy() {
     refused(&text, &[], ["a/drums.wav", "header", "WAV"]);
     let empty =
         |dir: &Path| ["a", "b"].iter().for_each(|track| fs::remove_dir_all(dir.join(track)).expect("there"));
-    refused(&empty, &[], ["0 tracks", "none is left", "data.stems"]);
+    refused(&empty, &[], ["0 tracks", "none left", "data.stems"]);
     let one = |dir: &Path| fs::remove_dir_all(dir.join("a")).expect("there");
     assert!(refused_keys(&[("data.holdout_every", json!(1))]).contains("data.holdout_every"));
     refused(&one, &[("data.stems", json!(["bass"]))], ["b: bass.wav", "does not exist", "data.stems"]);
@@ -157,7 +157,7 @@ fn a_file_that_ends_early_takes_its_segments_alone() {
     fs::write(&path, &bytes[..bytes.len() - 4 * 1000]).expect("a file");
     let opened = open(dir.path(), &[]).expect("the header is sound");
     let told = format!(
-        "{}: ends early (after 1500 of 2500 samples): segments beyond are left out; copy or write the file again",
+        "{}: ends early (after 1500 of 2500 samples): segments past the end are left out; copy or write the file again",
         path.display()
     );
     assert_eq!(opened.warnings(), [told]);

@@ -102,10 +102,10 @@ fn recordings_that_cannot_be_used_are_refused_before_anything_is_written() {
     write(&path("mono.wav"), WavSpec { channels: 1, ..SPEC }, &tones(100));
     refused(&results, &[path("mono.wav")], ["mono.wav", "two channels"]);
     refused(&results, &[path("none.wav")], ["none.wav", "No such file"]);
-    refused(&results, &[path("sound.wav"), path("run/../sound.wav")], ["stems/sound", "in another call"]);
+    refused(&results, &[path("sound.wav"), path("run/../sound.wav")], ["stems/sound", "another `--out`"]);
     refused(dir.path(), &[path("sound.wav")], ["an unfinished run", "cox export"]);
     let mut broken = tones(100);
     broken[50] = f32::NAN;
     write(&path("broken.wav"), SPEC, &broken);
-    refused(&results, &[path("broken.wav")], ["broken.wav", "holds NaN"]);
+    refused(&results, &[path("broken.wav")], ["broken.wav", "contains NaN"]);
 }

@@ -38,7 +38,7 @@ impl Pairs {
         let Seq2SeqSettings { model, data, .. } = checked(Seq2SeqSettings::from_spec(spec))?;
         let (path, model) = (Path::new(&spec.data.path), &directory::outline(&model.path)?);
         let table = Table::read_file(path, [&data.source, &data.target])?;
-        let holdout = Holdout::new(path, "pair", "write one pair a record", table.len(), data.holdout_every)?;
+        let holdout = Holdout::new(path, "pair", "write a pair per record", table.len(), data.holdout_every)?;
         let family = models.text_to_text.of(model).map_err(unread)?;
         let outline = family.outline(model).map_err(unread)?;
         let tokenizer = family.tokenizer(model)?;
@@ -116,8 +116,8 @@ impl Samples for Pairs {
         ] {
             let whole = self.tokenizer.ids(text, usize::MAX).map_or(0, |whole| whole.len());
             if let Some(over) = whole.checked_sub(ids.len()).filter(|over| *over > 0) {
-                doubts
-                    .push(doubt("cut", format!("{whole} tokens, of which {over} are cut off; raise {key}")));
+                let what = format!("{whole} tokens, {over} too many: the end is cut off; raise {key}");
+                doubts.push(doubt("cut", what));
             }
         }
         doubts
@@ -143,7 +143,7 @@ impl Samples for Pairs {
             let PairSample { source, target, .. } = self.sample(first)?;
             told.push((
                 "first_pair",
-                format!("the first has {} tokens and {} to predict", source.len(), target.len()),
+                format!("the first has {} source tokens and {} target tokens", source.len(), target.len()),
             ));
         }
         told.push(("tokenizer", format!("tokenizer {}", self.tokenizer.path().display())));

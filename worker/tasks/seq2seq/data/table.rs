@@ -249,7 +249,7 @@ fn field(record: &Value, column: &str) -> Result<String, String> {
             let there: Vec<_> = record.as_object().into_iter().flat_map(|all| all.keys()).collect();
             let there = listed(there.into_iter().map(String::as_str));
             Err(format!(
-                "has no `{column}`, but [{there}]; add it, or name the fields in data.source and data.target"
+                "has no `{column}`, only [{there}]; add it, or name the fields in data.source and data.target"
             ))
         }
     }
@@ -439,7 +439,7 @@ mod tests {
             ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
             ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` after a closing quote"),
             ("t.tsv", "source\ttarget\na\t \n", "t.tsv:2: has an empty `target`"),
-            ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, but [`source`]"),
+            ("t.jsonl", "{\"source\": \"a\"}\n", "t.jsonl:1: has no `target`, only [`source`]"),
             ("t.jsonl", "{\"source\": [1], \"target\": \"b\"}\n", "t.jsonl:1: `source` is [1]; write a text"),
             ("t.jsonl", "source\n", "t.jsonl:1: is not JSON"),
             ("t.parquet", "x", "does not end with .jsonl, .csv or .tsv"),

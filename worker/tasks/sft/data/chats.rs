@@ -139,7 +139,7 @@ impl Chats {
         let (len, most) = (sample.input_ids.len(), self.max_tokens);
         let Some(end) = self.end_of(&sample.input_ids, &sample.learned) else {
             return Err(format!(
-                "has no answer within its first {most} tokens (it has {len}); raise data.max_tokens or remove the chat"
+                "has no answer within its first {most} of {len} tokens; raise data.max_tokens or remove the chat"
             ));
         };
         if end < len {
@@ -207,10 +207,10 @@ impl Chats {
     }
 
     /// A chat that is not alone in what it is warned of.
-    fn others(&self, like_it: &[u64], are: &str) -> String {
+    fn others(&self, like_it: &[u64]) -> String {
         match like_it.len() {
             1 => String::new(),
-            all => format!(", and {are} {} others of {} chats", all - 1, self.len()),
+            all => format!(", like {} more of {} chats", all - 1, self.len()),
         }
     }
 }
@@ -260,7 +260,8 @@ impl Samples for Chats {
         }
         let whole = input_ids.len() + cut;
         // Of a text of megabytes not all is encoded.
-        let what = format!("{whole} tokens or more, of which {cut} are cut off; raise data.max_tokens");
+        let what =
+            format!("{whole} tokens or more, {cut} too many: the end is cut off; raise data.max_tokens");
         vec![("cut", self.source.fault(*index, what))]
     }
 
@@ -305,7 +306,7 @@ impl Samples for Chats {
     fn warnings(&self) -> Vec<String> {
         let (most, all) = (self.max_tokens, self.len());
         let left_out = self.too_long.first().map(|first| {
-            let others = self.others(&self.too_long, "neither have");
+            let others = self.others(&self.too_long);
             let what = format!("has no answer within data.max_tokens ({most}){others}: left out; {TOO_LONG}");
             self.source.fault(*first, what).to_string()
         });
@@ -315,10 +316,10 @@ impl Samples for Chats {
             format!("{about}{cut} of {all} chats {are} longer than data.max_tokens = {most} and {lose} end; {TOO_LONG}")
         });
         let silent = self.silent.first().map(|first| {
-            let others = self.others(&self.silent, "so have");
+            let others = self.others(&self.silent);
             let remedy = "write the answer, or switch its turn off with `\"loss\": false`";
             let what = format!(
-                "has an empty answer of the assistant{others}: the model would learn to say nothing; {remedy}"
+                "has an empty assistant answer{others}: the model would learn to say nothing; {remedy}"
             );
             self.source.fault(*first, what).to_string()
         });

@@ -112,7 +112,7 @@ impl Images {
     pub fn place_next(&mut self, piece: Option<&Value>) -> Result<(), String> {
         let listed = self.listed;
         let mut image = self.open.next().ok_or_else(|| {
-            format!("has more places for images than the {listed} paths of `images`; give a path for each")
+            format!("has more image placeholders than paths in `images` ({listed}); give a path for each")
         })?;
         let asked =
             piece.map(ImageSize::from_value).transpose()?.filter(|asked| *asked != ImageSize::default());
@@ -137,14 +137,14 @@ impl Images {
         }
         if open.len() != self.listed {
             return Err(format!(
-                "lists {} images, but has places for {}; write `<image>` once for each",
+                "lists {} images, but has placeholders for {}; write `<image>` once for each",
                 self.listed,
                 self.listed - open.len()
             ));
         }
         let first = messages.iter().position(|message| message.role == Role::User);
         let first = first
-            .ok_or("has images and no turn of the user to show them in; write `<image>` where they belong")?;
+            .ok_or("has images, but no user turn to show them in; write `<image>` where they belong")?;
         // Pieces that bring their own paths before that turn keep their order.
         let before = messages[..first].iter().flat_map(|message| &message.pieces);
         let before = before.filter(|piece| **piece == Piece::Image).count();
@@ -163,7 +163,7 @@ fn image_of(given: &Value, asking: &Value, key: &str) -> Result<ChatImage, Strin
     if path.contains("://") || path.starts_with("data:") || is_base64(path) {
         let shown: String = path.chars().take(40).collect();
         return Err(format!(
-            "`{key}` is {shown:?}, but images are read from files; store it, and give its path"
+            "`{key}` is {shown:?}, but images are read from files; save it to a file and give its path"
         ));
     }
     Ok(ChatImage { path: path.to_owned(), size: ImageSize::from_value(asking)? })

@@ -34,7 +34,7 @@ pub fn open_checked(
 }
 
 fn refuse_folder(path: &Path) -> Result<(), DataError> {
-    let remedy = "name the file of lines in it, or its tar shards (`FOLDER/*.tar`)";
+    let remedy = "name the JSONL file in it, or its tar shards (`FOLDER/*.tar`)";
     match path.is_dir() {
         true => Err(DataError::invalid(path, "data.path", "is a folder", remedy)),
         false => Ok(()),

@@ -67,10 +67,7 @@ impl Chat {
             }
         };
         if !messages.iter().any(|message| message.learned) {
-            return Err(
-                "has no turn of the assistant that is learned, so there is nothing to learn; add one or remove the line"
-                    .into(),
-            );
+            return Err("has no assistant turn to learn from; add one or remove the line".into());
         }
         system_of(&fields, &mut messages)?;
         let images = images.placed(&mut messages)?;
@@ -103,14 +100,14 @@ impl Chat {
 const UNREAD: [(&str, &str); 13] = [
     ("videos", "give some of their frames as `images`, or remove the line"),
     ("video", "give some of its frames as `images`, or remove the line"),
-    ("audios", "write what is said into the text, or remove the line"),
-    ("audio", "write what is said into the text, or remove the line"),
+    ("audios", "write the transcript into the text, or remove the line"),
+    ("audio", "write the transcript into the text, or remove the line"),
     ("objects", "write their names and boxes into the text, where the model is to read or say them"),
-    ("tools", "write them into the turn of the system, as the model's template does"),
-    ("rejected_response", "preferences are not trained on: remove it, and the answer alone is learned"),
-    ("rejected", "preferences are not trained on: remove it, and the chat alone is learned"),
+    ("tools", "write them into the system turn, as the model's template does"),
+    ("rejected_response", "preferences are not trained on: remove it to train on the answer alone"),
+    ("rejected", "preferences are not trained on: remove it to train on the chat alone"),
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
-    ("kto_tag", "preferences are not trained on: remove it, and the chat alone is learned"),
+    ("kto_tag", "preferences are not trained on: remove it to train on the chat alone"),
     ("history", "write its turns at the beginning of the list of turns"),
     ("loss_mask", "mark turns that are not learned with `\"loss\": false`"),
     ("channel", "losses are not reported by channel: remove it"),
@@ -119,7 +116,7 @@ const UNREAD: [(&str, &str); 13] = [
 const UNREAD_OF_TURN: [(&str, &str); 3] = [
     ("tool_calls", "write the calls into the content, as the model's template does"),
     ("function_call", "write the call into the content, as the model's template does"),
-    ("reasoning_content", "write the reasoning into the content, where it is to be learned"),
+    ("reasoning_content", "write the reasoning into the content if it is to be learned"),
 ];
 
 /// Refuses what is not read, unless there is nothing in it.
@@ -147,7 +144,7 @@ fn system_of(fields: &Map<String, Value>, messages: &mut Vec<Message>) -> Result
         Some(_) => return Err("`system` is not a text; write it as one".into()),
     };
     if messages.first().is_some_and(|message| message.role == Role::System) {
-        return Err("has `system` and a turn of the system; remove one of them".into());
+        return Err("has both `system` and a system turn; remove one of them".into());
     }
     let pieces = vec![Piece::Text(text.clone())];
     messages.insert(0, Message { role: Role::System, pieces, learned: false });
@@ -324,7 +321,7 @@ mod tests {
             assert_eq!(Chat::parse(&line), Ok(chat(&wanted[1..], &[])), "{line}");
         }
         let both = r#"{"system": "x", "messages": [{"role": "system", "content": "y"}, {"role": "assistant", "content": "z"}]}"#;
-        assert!(Chat::parse(both).unwrap_err().contains("`system` and a turn of the system"));
+        assert!(Chat::parse(both).unwrap_err().contains("`system` and a system turn"));
     }
 
     #[test]
@@ -425,14 +422,14 @@ mod tests {
             ("[".to_owned(), "write one chat a line"),
             ("[1]".to_owned(), "is not a JSON object"),
             ("{}".to_owned(), "neither `messages` nor `conversations`"),
-            (says(r#"[{"role": "user", "content": "x"}]"#), "no turn of the assistant"),
-            (says("[]"), "no turn of the assistant"),
+            (says(r#"[{"role": "user", "content": "x"}]"#), "no assistant turn"),
+            (says("[]"), "no assistant turn"),
             (says("3"), "`messages` is not a list"),
             (says(r#"[{"role": "bot", "content": "x"}]"#), "messages[0]: `role` is \"bot\"; expected system"),
             (says(&format!(r#"[{answer}, {{"role": "user"}}]"#)), "messages[1]: `content` is neither"),
             (
                 says(&format!(r#"[{answer}, {{"role": "user", "content": "<image>"}}]"#)),
-                "more places for images",
+                "more image placeholders",
             ),
             (
                 says(&format!(r#"[{answer}, {{"role": "user", "content": [{{"type": "video"}}]}}]"#)),
@@ -442,9 +439,9 @@ mod tests {
                 format!(
                     r#"{{"images": ["a", "b"], "messages": [{{"role": "user", "content": "<image>"}}, {answer}]}}"#
                 ),
-                "lists 2 images, but has places for 1",
+                "lists 2 images, but has placeholders for 1",
             ),
-            (format!(r#"{{"images": ["a"], "messages": [{answer}]}}"#), "no turn of the user"),
+            (format!(r#"{{"images": ["a"], "messages": [{answer}]}}"#), "no user turn"),
             (
                 format!(
                     r#"{{"image": "https://a/b.png", "messages": [{{"role": "user", "content": "x"}}, {answer}]}}"#

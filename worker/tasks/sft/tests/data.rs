@@ -41,11 +41,11 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
     };
     let sound = || chat("Sound?");
     let cases = [
-        (vec![], "0 chats, of which none is left to train on; write one chat a line"),
+        (vec![], "0 chats, none left to train on; write one chat a line"),
         (vec![sound(), String::new(), "{\"messages\":".into()], "chats.jsonl:3: is not JSON"),
         (
             vec![sound(), r#"{"messages": [{"role": "user", "content": "x"}]}"#.into()],
-            "chats.jsonl:2: has no turn of the assistant that is learned, so there is nothing to learn; add one or remove the line",
+            "chats.jsonl:2: has no assistant turn to learn from; add one or remove the line",
         ),
         (vec![with_image("a.png"), with_image("b.png")], "chats.jsonl:2: there is no image"),
     ];
@@ -61,7 +61,7 @@ fn what_can_be_known_before_training_names_file_line_and_remedy() {
     }
     let folder = path.parent().expect("it has one");
     let found = Chats::from_spec(&spec(folder, &[]), shelf()).err().expect("it is refused").to_string();
-    assert!(found.contains("is a folder; name the file of lines in it, or its tar shards"), "{found}");
+    assert!(found.contains("is a folder; name the JSONL file in it, or its tar shards"), "{found}");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_chat_whose_later_pictures_do_not_fit_ends_before_their_turn() {
     assert_eq!((&cut.input_ids, &cut.learned), (&first.input_ids, &first.learned));
     assert_eq!((cut.image_shapes.len(), &cut.pixel_values), (1, &first.pixel_values));
     let doubts = chats.doubts(&cut);
-    assert!(doubts[0].1.to_string().contains(&format!("of which {} are cut off", cut.cut)), "{doubts:?}");
+    assert!(doubts[0].1.to_string().contains(&format!("{} too many: the end", cut.cut)), "{doubts:?}");
     assert!(cut.cut > 0 && chats.doubts(&chats.sample(1).expect("sound")).is_empty());
     let told = format!(
         "1 of 2 chats is longer than data.max_tokens = {most} and loses its end; raise data.max_tokens, or lower data.max_pixels"
@@ -206,7 +206,7 @@ fn an_answer_that_is_empty_is_told_by_its_line_and_learned() {
         chats.warnings()
     };
     let [told] = &warnings(&lines)[..] else { panic!("one is expected") };
-    let wanted = "chats.jsonl:2: has an empty answer of the assistant, and so have 1 others of 4 chats: the model would learn to say nothing; ";
+    let wanted = "chats.jsonl:2: has an empty assistant answer, like 1 more of 4 chats: the model would learn to say nothing; ";
     assert!(told.contains(wanted) && told.ends_with("`\"loss\": false`"), "{told}");
     assert_eq!(warnings(&[lines[0].clone(), lines[2].clone()]), Vec::<String>::new());
 }
@@ -261,7 +261,7 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
     assert!(told[0].1.contains("4 chats, none held out, 2 left out"), "{told:?}");
     let [warning] = &chats.warnings()[..] else { panic!("{:?}", chats.warnings()) };
     for part in
-        ["chats.jsonl:2: has no answer within data.max_tokens (64)", "1 others of 4", "data.max_pixels"]
+        ["chats.jsonl:2: has no answer within data.max_tokens (64)", "1 more of 4", "data.max_pixels"]
     {
         assert!(warning.contains(part), "{part:?} is not in: {warning}");
     }

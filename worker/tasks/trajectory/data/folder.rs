@@ -45,7 +45,7 @@ pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<Image
         return Err(DataError::invalid(&path, "data.image_size", found, remedy));
     }
     if positions > patches as usize {
-        let found = format!("{positions} positions, but a side has {patches} patches");
+        let found = format!("{positions} positions per side, but an image has {patches} patches per side");
         let least = (positions * shape.patch).div_ceil(cell) * cell;
         let remedy = format!("lower it, or raise data.image_size to at least {least}");
         return Err(DataError::invalid(&path, "extractor.spatial_resolution", found, remedy));

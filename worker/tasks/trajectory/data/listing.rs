@@ -117,7 +117,7 @@ pub fn list(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
 /// The images of shards, in the order of their samples.
 fn in_shards(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
     if !data.domains.is_empty() {
-        let remedy = "remove it, and name only the shards of these domains in data.path: {cats,dogs}-*.tar";
+        let remedy = "remove it, and name the shards to use in data.path, for instance {cats,dogs}-*.tar";
         return Err(DataError::invalid(
             path,
             "data.domains",
@@ -135,7 +135,7 @@ fn in_shards(path: &Path, data: &ImageData) -> Result<Listing, DataError> {
     let place = |member| ImagePlace::Member(shards.clone(), member);
     let places: Vec<_> = members.take(most).map(place).collect();
     if places.is_empty() {
-        let remedy = "write .png, .jpg or .jpeg files to them, or name others";
+        let remedy = "add .png, .jpg or .jpeg files to them, or name other shards";
         return Err(DataError::invalid(path, "(shards)", "have no image", remedy));
     }
     let domains = vec![(String::new(), places.len() as u64)];

@@ -243,13 +243,13 @@ impl Transforms {
         for (name, WeightedTransform { weight, transform }) in named {
             let path = |field: &str| format!("{PATH}.{name}.{field}");
             let legal = weight.is_finite() && weight >= 0.0;
-            f.in_range(&path("weight"), weight, legal, "a finite number of at least 0");
+            f.in_range(&path("weight"), weight, legal, "of at least 0");
             let mut range = |field: &str, [low, high]: [f64; 2], least: f64, most: f64| {
                 f.require(
                     low.is_finite() && high.is_finite() && least <= low && low <= high && high <= most,
                     &path(field),
                     format_args!("[{low}, {high}] is not a range within {least} to {most}"),
-                    "give the least value first, both within these bounds",
+                    "give the smaller value first, both within these bounds",
                 );
             };
             let (tiny, huge) = (f64::MIN_POSITIVE, f64::MAX);

@@ -150,7 +150,7 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
         !train || expert != 0.0 || brought,
         "optimizer.lr.expert",
         "is 0, so nothing would ever train: a new expert's output layer is zero, and passes no gradient on while it is zero",
-        "start it from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
+        "start the expert from a trained one with `train.init_from`, or give it a small rate, for instance 1e-6",
     );
     f.require(
         !brought || !something || learns.into_iter().any(|(is_there, rate)| is_there && rate != 0.0),
@@ -178,13 +178,13 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
         f.require(
             settings.model.train.is_empty(),
             "model.train",
-            "is given with `cache.mode: periodic`, whose cached steps can pause only LoRA",
+            "does not work with `cache.mode: periodic`: cached steps can pause only LoRA",
             "use LoRA instead; or `cache.mode: exact`, if all that trains is above the tap; or `off`",
         );
         f.require(
             settings.expert.train || settings.data.sensor.is_some(),
             "expert.train",
-            "is false with `cache.mode: periodic`, whose cached steps would train nothing",
+            "is false, so the cached steps of `cache.mode: periodic` would train nothing",
             "use `cache.mode: exact` or `off`",
         );
         f.require(

@@ -13,20 +13,16 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     }
     let own = Expert::from_preset(Preset::QwenPi);
     let fixed = [
-        ("expert.layers", expert.layers == own.layers, "it has as many blocks as the language model layers"),
-        ("expert.feature_norm", !expert.feature_norm, "each of its blocks has a norm of its own"),
-        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "the state is in the prompt"),
-        (
-            "expert.action_decoder",
-            expert.action_decoder == Projection::Mlp,
-            "its decoder is an MLP: use `mlp`",
-        ),
+        ("expert.layers", expert.layers == own.layers, "it has one block per language model layer"),
+        ("expert.feature_norm", !expert.feature_norm, "each of its blocks has its own norm"),
+        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "its prompt has the state"),
+        ("expert.action_decoder", expert.action_decoder == Projection::Mlp, "its decoder is an MLP (`mlp`)"),
     ];
     for (key, fits, why) in fixed {
         f.require(
             fits,
             key,
-            format_args!("does not go with the head `layerwise`: {why}"),
+            format_args!("does not fit the head `layerwise`: {why}"),
             "remove it; `expert.preset: qwen_pi` sets what the head needs",
         );
     }
@@ -39,7 +35,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         observation.max_text_tokens.is_none() || !data.has_state(),
         "observation.max_text_tokens",
-        "cuts the end of the prompt, but with the head `layerwise` the state stands there",
+        "would cut off the state, which the head `layerwise` has at the end of the prompt",
         "remove it, or set `data.state: none`",
     );
 }

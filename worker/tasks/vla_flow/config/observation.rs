@@ -42,8 +42,8 @@ impl Observation {
         f.require(
             past && self.history.is_sorted_by(|one, other| one < other),
             "observation.history",
-            format_args!("{:?} must be distances to past frames, the oldest first", self.history),
-            "give distances from the current frame, which is always included: [-10, \
+            format_args!("{:?} must be offsets of past frames, the oldest first", self.history),
+            "give offsets from the current frame, which is always included: [-10, \
              -5], or [-1] for LeRobot's n_obs_steps: 2",
         );
         f.require(

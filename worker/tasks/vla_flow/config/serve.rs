@@ -59,13 +59,13 @@ impl Serve {
         f.require(
             self.state.is_empty() || !data.state.is_none(),
             "serve.state",
-            "names a value that the policy does not take: `data.state` is `none`",
+            "names a value that the policy does not use: `data.state` is `none`",
             "remove it",
         );
         f.require(
             self.sensor.is_none() || data.sensor.is_some(),
             "serve.sensor",
-            "names a value that the policy does not take: `data.sensor` is not set",
+            "names a value that the policy does not use: `data.sensor` is not set",
             "remove it",
         );
         if let Some(name) = &self.set {

@@ -103,7 +103,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             paths.insert(&set.path),
             &key("path"),
             format_args!("names `{}` a second time", set.path),
-            "list each data set once; `weight` says how often its samples come",
+            "list each data set once; `weight` sets how often its samples are drawn",
         );
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let name = set.name();
@@ -119,7 +119,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             format_args!(
                 "`{name}` has the same first {MAX_IN_METRIC} letters as the name of another data set"
             ),
-            "give each a `name` of its own",
+            "give it a `name` that differs in these letters",
         );
         for (of, given) in [("weight", set.weight), ("share", set.share)] {
             let given = given.unwrap_or(1.0);
@@ -135,7 +135,7 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             !by_shares || (set.share.is_some() && set.weight.is_none()),
             &key("share"),
             "must be given for all sets or for none, and excludes `weight`",
-            "give every set a `share` and no `weight`, or none of them a `share`",
+            "give every set a `share` and no `weight`, or remove every `share`",
         );
         check_cameras(data, set, &key("cameras"), f);
     }
@@ -148,7 +148,7 @@ fn check_cameras(data: &Data, set: &DataSet, key: &str, f: &mut Findings) {
             data.cameras.contains(camera),
             key,
             format_args!("maps `{camera}`, which is not one of `data.cameras`"),
-            "add it there, or remove it here",
+            "add it to `data.cameras`, or remove it here",
         );
     }
     f.require(

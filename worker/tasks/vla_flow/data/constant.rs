@@ -51,14 +51,14 @@ fn told(name: &str, dims: &[usize], names: &[String], mode: NormMode) -> String 
     let more = if dims.len() > NAMED { format!(" and {} more", dims.len() - NAMED) } else { String::new() };
     let (of, s) = if dims.len() == 1 { ("dimension", "s") } else { ("dimensions", "") };
     let consequence = match mode {
-        NormMode::Identity | NormMode::MinMaxClamped => "the model learns nothing from it",
+        NormMode::Identity | NormMode::MinMaxClamped => "the model learns nothing from constant values",
         NormMode::MeanStd | NormMode::MinMax | NormMode::Quantiles | NormMode::Quantile10 => {
             "normalization divides by a spread of 0, so any other value becomes 1e8 times too large when \
              the policy runs"
         }
     };
     format!(
-        "{name}: {of} {}{more} never change{s} in the data set: {consequence}; record values that change, or remove it from the feature",
+        "{name}: {of} {}{more} never change{s} in the data set: {consequence}; record values that change, or leave the constant ones out of the feature",
         named.join(", ")
     )
 }
@@ -69,7 +69,7 @@ fn far_told(name: &str, key: &str, mode: NormMode, far: &FarValue, names: &[Stri
     let other = if mode == NormMode::MeanStd { "min_max" } else { "mean_std` or `min_max" };
     format!(
         "{name}: dimension {dim} has a value of {recorded}, which normalization by `{}` ({range}) turns into {normalized:.1e}: \
-         such values outweigh all others in the loss; use `{other}` in data.normalization.{key}, or repair what is recorded",
+         such values outweigh all others in the loss; use `{other}` in data.normalization.{key}, or repair the recording",
         mode.name()
     )
 }
@@ -97,7 +97,7 @@ mod tests {
     fn a_line_names_the_feature_its_dimensions_and_what_to_do() {
         let line = told("observation.state", &[3], &[], NormMode::MeanStd);
         assert!(line.starts_with("observation.state: dimension 3 never changes in the data set: "), "{line}");
-        assert!(line.contains("1e8") && line.ends_with("remove it from the feature"), "{line}");
+        assert!(line.contains("1e8") && line.ends_with("out of the feature"), "{line}");
         let names = ["x", "y", "gripper"].map(str::to_owned);
         let line = told("action", &[2], &names, NormMode::MeanStd);
         assert!(line.starts_with("action: dimension 2 (gripper) never changes"), "{line}");

@@ -91,14 +91,14 @@ impl RecordedNumbers<'_> {
         let (given, reach, path) = (deltas.mask.len(), deltas.reach(), &catalog.info.path);
         if given > action.width || reach > state.width {
             let found = format!(
-                "{given} values, the last true one for dimension {}; the action has {} dimensions, the \
+                "{given} values, the last `true` at index {}; the action has {} dimensions, the \
                  state {}",
                 reach.saturating_sub(1),
                 action.width,
                 state.width
             );
             let remedy =
-                "a difference needs a state dimension with the same index: shorten the list, or use false";
+                "a relative action needs a state dimension with the same index: shorten the list, or use false";
             return Err(DataError::invalid(path, "data.delta_actions", found, remedy));
         }
         if !deltas.any() || data.normalization.action == NormMode::Identity {
@@ -137,7 +137,7 @@ impl RecordedNumbers<'_> {
             let episodes = lost.len();
             tracing::warn!(
                 %error,
-                "statistics of relative actions lack {episodes} unreadable episodes, the first is {number}"
+                "statistics of relative actions leave out unreadable episodes: {episodes}, the first is episode {number}"
             );
         }
         if let Some((_, error)) = lost.pop().filter(|_| readable.is_empty()) {

@@ -74,7 +74,7 @@ impl Mixture {
                 members.iter().find(|member| member.dataset.fingerprint() == dataset.fingerprint())
             {
                 let found = format!("the same data set as `{}`", twin.name);
-                let remedy = "list each data set once; `weight` says how often its samples come";
+                let remedy = "list each data set once; `weight` sets how often its samples are drawn";
                 return Err(of_set(at, set, DataError::invalid(&root(&dataset), "(content)", found, remedy)));
             }
             let (samples, numbers) = (dataset.len(), dataset.training_len());
@@ -268,7 +268,8 @@ impl Samples for Mixture {
         let of = |(Member { name, dataset, .. }, SetShare { samples, taken, .. }): (&Member, &SetShare)| {
             let prompt = dataset.prompt_tokens()?;
             let left_out = dataset.selection.describe().map_or(String::new(), |told| format!(", {told}"));
-            let text = format!("{name}: {taken} of {samples} an epoch, {prompt} prompt tokens{left_out}");
+            let text =
+                format!("{name}: {taken} of {samples} samples an epoch, {prompt} prompt tokens{left_out}");
             Ok(("data_set", text))
         };
         self.members.iter().zip(&self.shares).map(of).collect()

@@ -106,8 +106,8 @@ fn chunk_too_long(dataset: &Dataset) -> Option<String> {
     let longest = dataset.catalog.episodes.episodes.iter().map(|episode| episode.length).max()?;
     (ahead >= longest).then(|| {
         format!(
-            "data.horizon is {horizon}, with data.action_stride {stride}: a chunk reaches {ahead} rows ahead, but the longest episode has \
-             {longest}, so that its last actions are never learned; lower one of them"
+            "data.horizon is {horizon} and data.action_stride {stride}: a chunk reaches {ahead} rows ahead, but the longest episode has \
+             {longest} rows, so a chunk's last actions are never learned; lower one of the two keys"
         )
     })
 }
@@ -119,10 +119,10 @@ fn texts_empty(dataset: &Dataset) -> Option<String> {
     let first = empty.next()?;
     let others = match empty.count() {
         0 => String::new(),
-        more => format!(", and so are {more} others of {}", tasks.len()),
+        more => format!(", like {more} more of {} task texts", tasks.len()),
     };
     Some(format!(
-        "{}: the text of task_index {first} is empty{others}: their frames are learned without an instruction; write what the robot does",
+        "{}: the text of task_index {first} is empty{others}: frames with an empty text are learned without an instruction; write what the robot does",
         dataset.catalog.info.tasks_path().display()
     ))
 }
@@ -135,7 +135,7 @@ fn texts_cut(dataset: &Dataset) -> Option<String> {
         texts.iter().map(|text| (dataset.prompt.cut(text), text)).filter(|(cut, _)| *cut > 0).collect();
     let (lost, longest) = cut.iter().max()?;
     Some(format!(
-        "observation.max_text_tokens: {} of {} task texts have more than {most} tokens and lose their end; the longest loses {lost}: {longest:?}",
+        "observation.max_text_tokens: {} of {} task texts have more than {most} tokens and lose their end; the longest loses {lost} of its tokens: {longest:?}",
         cut.len(),
         texts.len(),
     ))

@@ -27,7 +27,7 @@ impl Selection {
         };
         let holdout: BTreeSet<u64> = holdout.iter().map(|episode| *episode as u64).collect();
         if let Some(missing) = holdout.iter().find(|episode| **episode >= count) {
-            let found = format!("no episode {missing}; there are {count}");
+            let found = format!("no episode {missing}; there are {count}, counted from 0");
             return wrong(found, "correct data.holdout_episodes");
         }
         for (key, listed) in [("episodes", &data.episodes), ("exclude_episodes", &data.exclude_episodes)] {

@@ -121,7 +121,7 @@ pub(super) fn check(
     let found = base.modules().into_iter().find(trains).filter(|_| spec.cache.mode != CacheMode::Off);
     if let Some(ModelModule { name, .. }) = found {
         let problem = format!(
-            "is `exact`, but `{name}` trains, and what is cached comes after it; take it out of lora.targets and model.train, or use `off`"
+            "is `exact`, but `{name}` trains, and the cached features depend on it; take it out of lora.targets and model.train, or use `off`"
         );
         return Err(PolicyError::Setting { field: "cache.mode", problem });
     }

@@ -73,7 +73,7 @@ impl PolicyStart {
             .collect();
         if !map.is_empty() {
             let map = map.join(", ");
-            file.lines(format_args!("  rename_map: {{ {map} }} # the policy's names: check each of them"));
+            file.lines(format_args!("  rename_map: {{ {map} }} # to the policy's names: check each of them"));
         }
         let left = there.iter().filter(|camera| taken.iter().all(|(taken, _)| taken.name != camera.name));
         let left: Vec<_> = left.map(|camera| yaml_scalar(&camera.name)).collect();
@@ -109,7 +109,7 @@ impl PolicyStart {
         }
         file.lines(format_args!("  clip_norm: {}", number("optimizer_grad_clip_norm", 10.0)));
         file.lines(format_args!(
-            "  warmup_ratio: {:.4} # of a longer run than {decay} steps: warmup_steps: {warm_up}, decay_steps: {decay}",
+            "  warmup_ratio: {:.4} # for runs longer than {decay} steps: warmup_steps: {warm_up}, decay_steps: {decay}",
             warm_up / decay
         ));
         let least = number("scheduler_decay_lr", 2.5e-6) / rate;

@@ -84,7 +84,7 @@ impl Subject {
         let saves = peak(ActivationsDtype::Float32) - peak(ActivationsDtype::Bfloat16);
         let remark = match in_graphs {
             true => "needs train.recompute=selective, whose saving is not counted here",
-            false => "rounds the outputs of blocks and what recompute keeps",
+            false => "rounds block outputs and saved activations",
         };
         let (what, setting) = ("activations kept in bf16".into(), "model.activations_dtype=bfloat16".into());
         (saves > 0).then(|| Suggestion { what, setting, saves, remark: remark.into() })
@@ -123,7 +123,7 @@ impl Subject {
                 what: "embedding table in host memory".into(),
                 setting: "memory.offload=embedding".into(),
                 saves: self.frozen(ask.place).table as i64,
-                remark: "every step copies to the GPU the rows that it looks up".into(),
+                remark: "every step copies the rows that it needs to the GPU".into(),
             });
         }
         suggestions

@@ -56,7 +56,7 @@ impl OftPrompts {
         let at = none.iter().zip(&action).take_while(|(without, with)| without == with).count();
         let tail_tokens = none.len() - at;
         if action.len() <= none.len() || spoken.len() <= none.len() {
-            return Err(format!("makes no token of {ACTION}, which stands for an action"));
+            return Err(format!("has no token for {ACTION}, which stands for an action"));
         }
         let mut ending = spoken[at..spoken.len() - tail_tokens].to_vec();
         ending.resize(ending.len() + horizon, action[at]);

@@ -61,7 +61,7 @@ pub enum StepError {
     },
     /// The loss is infinite or not a number.
     #[error(
-        "step {step}: the loss of samples {samples:?} is not finite; look for NaN in their data and its statistics, or lower the learning rate"
+        "step {step}: the loss of samples {samples:?} is not finite; look for NaN in their data and in the statistics, or lower the learning rate"
     )]
     NonFiniteLoss {
         /// Optimizer step.

@@ -119,7 +119,7 @@ impl<B: Tape<Base = B>> Policy<B> {
         let (width, count) = (self.tap_width(), self.tap_tokens(batch).into_iter().sum::<usize>());
         if features.width != width || features.values.len() != width * count {
             return wrong(format!(
-                "{} values of {} a token; expected {count} tokens of {width} at {tap}",
+                "{} values, {} per token; expected {count} tokens of {width} values at {tap}",
                 features.values.len(),
                 features.width
             ));

@@ -101,7 +101,7 @@ pub fn resolve(cache: &Cache, adapted: &TrainedParts, most: Tap) -> Result<Optio
         Err(error) => return refuse("cache.tap", error.to_string()),
     };
     if cache.mode == CacheMode::Periodic && most != Tap::Final {
-        let problem = "is `periodic`, which keeps the final hidden states, but the head reads every layer; use `exact` or `off`";
+        let problem = "is `periodic`, which caches the final hidden states, but the head reads every layer; use `exact` or `off`";
         return refuse("cache.mode", problem.into());
     }
     let deepest = match (cache.mode, adapted.layers.first()) {
@@ -143,7 +143,7 @@ fn check(tap: Tap, mode: CacheMode, adapted: &TrainedParts, deepest: Tap) -> Res
         return refuse("cache.tap", problem);
     }
     if mode == CacheMode::Periodic && tap != Tap::Final {
-        let problem = format!("is {tap}; `periodic` takes the final hidden states: use `auto`");
+        let problem = format!("is {tap}, but `periodic` caches the final hidden states; use `auto`");
         return refuse("cache.tap", problem);
     }
     let trained_below = match (tap, adapted.layers.first()) {

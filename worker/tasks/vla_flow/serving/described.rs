@@ -94,7 +94,7 @@ impl PolicyDescription {
 
 fn missing(path: &Path) -> DataError {
     let remedy =
-        "let the run end, or write one of its checkpoints with `cox export`, and serve that directory";
+        "let the run end, or export a checkpoint with `cox export` and serve the directory it writes";
     DataError::invalid(path, "(file)", "missing", remedy)
 }
 
@@ -177,7 +177,7 @@ fn of_set(settings: &VlaSettings, dir: &Path) -> Result<(VlaSettings, PathBuf), 
         Err(names) => {
             let found = named.map_or("missing".to_owned(), |name| format!("`{name}`"));
             let remedy = format!(
-                "the policy was trained on several data sets; choose whose statistics it uses: `cox serve RUN_DIR --set NAME`, NAME one of {names}"
+                "the policy was trained on several data sets; choose which statistics it uses: `cox serve RUN_DIR --set NAME`, where NAME is one of {names}"
             );
             Err(DataError::invalid(dir, "serve.set", found, remedy))
         }

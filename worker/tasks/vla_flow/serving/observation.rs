@@ -193,7 +193,7 @@ impl ObservationReader {
                 let frames = if self.frames() > 1 { "frames, " } else { "" };
                 let remedy = match found {
                     Some(Value::Numbers(array)) if array.dtype.starts_with("float") => {
-                        "; convert it with image.astype(np.uint8), or (255 * image).astype(np.uint8) where it is of 0 to 1"
+                        "; convert it with image.astype(np.uint8), or (255 * image).astype(np.uint8) if its values are from 0 to 1"
                     }
                     Some(Value::Numbers(_)) => "; convert it with image.astype(np.uint8)",
                     _ => "",
@@ -298,7 +298,7 @@ impl ObservationReader {
             Some(&[rows, found]) if rows <= horizon && found == size => rows,
             _ => {
                 let wanted = format!(
-                    "expected numbers [n, {size}], the actions left of the last chunk, n at most {horizon}"
+                    "expected numbers [n, {size}]: the remaining actions of the last chunk, n at most {horizon}"
                 );
                 return Err(self.differs(request, PREVIOUS, PREVIOUS, &wanted));
             }
@@ -318,7 +318,7 @@ impl ObservationReader {
             None => Ok(None),
             Some(Value::Integer(count)) if *count >= least => Ok(Some(*count as usize)),
             Some(_) => {
-                Err(self.differs(request, name, name, &format!("expected a whole number from {least}")))
+                Err(self.differs(request, name, name, &format!("expected a whole number >= {least}")))
             }
         }
     }

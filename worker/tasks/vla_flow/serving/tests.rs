@@ -301,7 +301,7 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
             camera,
             floats,
             "found float32 [28, 28, 3]; expected uint8 [28, 28, 3] (height, width, RGB); convert it with \
-             image.astype(np.uint8), or (255 * image).astype(np.uint8) where it is of 0 to 1",
+             image.astype(np.uint8), or (255 * image).astype(np.uint8) if its values are from 0 to 1",
         ),
         (
             camera,

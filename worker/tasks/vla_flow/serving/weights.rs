@@ -50,7 +50,7 @@ pub fn fill(dir: &Path, layout: &TrainableLayout, values: &mut [f32]) -> Result<
     let filled = |group: Group| group == Group::LORA || GROUPS.iter().any(|(known, _)| *known == group);
     match layout.params().iter().find(|param| !filled(param.group)) {
         None => Ok(()),
-        Some(param) => Err(TaskError::bad_input(format!("{}: in none of the run's files", param.name))),
+        Some(param) => Err(TaskError::bad_input(format!("{}: not in any of the run's files", param.name))),
     }
 }
 
@@ -72,7 +72,7 @@ fn fill_group(
         .map_err(|error| at(format!("not a safetensors file ({error}); copy it again")))?;
     for param in params {
         let tensor = file.tensor(&param.name).map_err(|_| {
-            at(format!("no tensor {}; file and run_spec.json must be of one run", param.name))
+            at(format!("no tensor {}; file and run_spec.json must come from the same run", param.name))
         })?;
         if tensor.dtype() != Dtype::F32 || tensor.shape() != param.shape {
             return Err(at(format!(

@@ -86,6 +86,6 @@ fn what_a_run_of_pi05_will_take_is_known_before_and_other_settings_are_refused()
     let openpi = [("expert", json!({"loss": "openpi"}))];
     for other in [Path::new(GOLDEN).join("policy"), Path::new(DATA).with_file_name("tiny-vla")] {
         let message = built(&spec(&other, &openpi)).err().expect("it has no such loss");
-        assert!(message.contains("expert.loss") && message.contains("is openpi's"), "{message}");
+        assert!(message.contains("expert.loss") && message.contains("is `openpi`"), "{message}");
     }
 }

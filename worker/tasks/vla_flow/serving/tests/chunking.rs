@@ -70,8 +70,8 @@ fn what_is_left_of_a_chunk_is_checked() {
         ("prev_actions", Value::numbers(vec![5, 2], vec![0.0; 10]), "n at most 4"),
         ("prev_actions", Value::numbers(vec![1, 2], vec![0.0, f32::NAN]), "element 1 is NaN"),
         ("prev_actions", Value::Text("none".into()), "expected numbers [n, 2]"),
-        ("inference_delay", Value::Integer(-1), "expected a whole number from 0"),
-        ("execution_horizon", Value::Integer(0), "expected a whole number from 1"),
+        ("inference_delay", Value::Integer(-1), "expected a whole number >= 0"),
+        ("execution_horizon", Value::Integer(0), "expected a whole number >= 1"),
     ] {
         let mut named = going_on(0, &[0.0; 4], 1);
         named.insert(name.into(), value);

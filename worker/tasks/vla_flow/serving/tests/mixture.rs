@@ -41,7 +41,7 @@ fn each_robot_is_answered_by_its_own_statistics_cameras_and_widths() {
     }
     let open = |spec: &RunSpec| PolicyResponder::load::<Flex>(spec, Shelves::default(), dir.path(), &device);
     let Err(error) = open(&pair.spec) else { panic!("it says for whom") };
-    assert!(error.to_string().contains("--set NAME`, NAME one of lab, field"), "{error}");
+    assert!(error.to_string().contains("--set NAME`, where NAME is one of lab, field"), "{error}");
 
     for (set, (name, index)) in [("lab", 2), ("field", 17 + 2)].into_iter().enumerate() {
         pair.spec.vla_mut().serve.set = Some(name.into());
