@@ -128,12 +128,7 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-<<<<<<< HEAD
-                "has no effect, nor have limits of pixels: this policy resizes images itself; leave them out"
-                    .into(),
-=======
                 "has no effect, and neither do data.min_pixels and data.max_pixels: this policy resizes images itself; remove them".into(),
->>>>>>> 733398cfda6d2c4c59ab50911e37e175151f2dc4
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (

@@ -143,8 +143,8 @@ impl Images {
             ));
         }
         let first = messages.iter().position(|message| message.role == Role::User);
-        let first = first
-            .ok_or("has images, but no user turn to show them in; write `<image>` where they belong")?;
+        let first =
+            first.ok_or("has images, but no user turn to show them in; write `<image>` where they belong")?;
         // Pieces that bring their own paths before that turn keep their order.
         let before = messages[..first].iter().flat_map(|message| &message.pieces);
         let before = before.filter(|piece| **piece == Piece::Image).count();

@@ -90,7 +90,8 @@ impl ChatReader {
     /// Shapes of a chat's images, of which only the beginnings are read.
     pub fn image_shapes(&self, chat: &Chat, head: ReadImage<'_>) -> Result<Vec<ImageShape>, String> {
         let shape = |ChatImage { path, size }: &ChatImage| {
-            let stored = image_size(&head(path)?).ok_or_else(|| format!("{path}: is neither PNG nor JPEG"))?;
+            let stored =
+                image_size(&head(path)?).ok_or_else(|| format!("{path}: is neither PNG nor JPEG"))?;
             size.shape(&*self.images, stored)
         };
         chat.images.iter().map(shape).collect()

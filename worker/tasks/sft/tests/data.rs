@@ -260,8 +260,7 @@ fn chats_without_an_answer_that_fits_are_left_out_when_they_are_opened_and_count
     let told = chats.describe().expect("the first can be read");
     assert!(told[0].1.contains("4 chats, none held out, 2 left out"), "{told:?}");
     let [warning] = &chats.warnings()[..] else { panic!("{:?}", chats.warnings()) };
-    for part in
-        ["chats.jsonl:2: has no answer within data.max_tokens (64)", "1 more of 4", "data.max_pixels"]
+    for part in ["chats.jsonl:2: has no answer within data.max_tokens (64)", "1 more of 4", "data.max_pixels"]
     {
         assert!(warning.contains(part), "{part:?} is not in: {warning}");
     }

@@ -97,8 +97,7 @@ impl RecordedNumbers<'_> {
                 action.width,
                 state.width
             );
-            let remedy =
-                "a relative action needs a state dimension with the same index: shorten the list, or use false";
+            let remedy = "a relative action needs a state dimension with the same index: shorten the list, or use false";
             return Err(DataError::invalid(path, "data.delta_actions", found, remedy));
         }
         if !deltas.any() || data.normalization.action == NormMode::Identity {

@@ -317,9 +317,7 @@ impl ObservationReader {
         match request.get(name) {
             None => Ok(None),
             Some(Value::Integer(count)) if *count >= least => Ok(Some(*count as usize)),
-            Some(_) => {
-                Err(self.differs(request, name, name, &format!("expected a whole number >= {least}")))
-            }
+            Some(_) => Err(self.differs(request, name, name, &format!("expected a whole number >= {least}"))),
         }
     }
 
