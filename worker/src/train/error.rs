@@ -46,6 +46,13 @@ pub enum TrainError {
         /// `train.base_digest`.
         launched: String,
     },
+    /// More elements than kernels of a GPU can index in the buffer that holds all of them.
+    #[error(
+        "{0} trainable parameters: a GPU can train at most {max}; lower `lora.rank`, or remove modules from \
+         `model.train`",
+        max = u32::MAX
+    )]
+    TooManyTrainables(usize),
     /// Weights that the run cannot start from.
     #[error(transparent)]
     Init(#[from] InitError),

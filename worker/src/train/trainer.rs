@@ -158,6 +158,9 @@ impl<B: Tape<Base = B>> TaskTrainer<B> {
         let plan = Plan::new(&spec.train, samples.epoch_len())?;
         let mut snapshots = MemorySnapshots { opened: memory::in_use(), ..MemorySnapshots::default() };
         let Assembly { objective, layout, mut initial } = self.load(&computed, &*samples, &meter)?;
+        if !B::ON_HOST && layout.len() > u32::MAX as usize {
+            return Err(TrainError::TooManyTrainables(layout.len()));
+        }
         init_from::bring(self.task, spec, &layout, &mut initial)?;
         snapshots.loaded = memory::in_use();
         let features = Features::open(spec, &*samples, &*objective, &self.options.device, meter.gpu())?;

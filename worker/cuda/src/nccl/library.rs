@@ -24,7 +24,10 @@ use libloading::Library;
 
 use coxswain_worker::collective::{Reduce, TransportError, TransportId};
 
-use super::region::Region;
+use super::{
+    limit::{ABORT_LIMIT, within},
+    region::Region,
+};
 use crate::libraries;
 
 /// As the loader knows it; the second is there where developer files are.
@@ -365,7 +368,7 @@ impl Communicator {
             if going && code == SUCCESS {
                 (f.destroy)(comm);
             } else {
-                (f.abort)(comm);
+                within(ABORT_LIMIT, "ncclCommAbort", || (f.abort)(comm));
             }
         }
     }
@@ -377,7 +380,7 @@ impl Drop for Communicator {
         if !self.comm.is_null() {
             // SAFETY: the communicator is alive, and after this nobody has it. Its kernels end; buffers they
             // used are freed later.
-            unsafe { (self.nccl.functions.abort)(self.comm) };
+            within(ABORT_LIMIT, "ncclCommAbort", || unsafe { (self.nccl.functions.abort)(self.comm) });
         }
     }
 }

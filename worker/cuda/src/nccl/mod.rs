@@ -3,6 +3,7 @@
 //! ```text
 //! library   NCCL's C interface, loaded at run time
 //! region    a tensor of burn's as memory that NCCL works on
+//! limit     a time for calls that may hang, after which the process ends
 //! here      one generation's transport: one stream, one transfer at a time, staging memory for what is not
 //!           on the GPU
 //! ```
@@ -24,6 +25,7 @@
 //! stream is then waited for, so that the memory is burn's alone again when [`Transport::abort`] returns.
 
 mod library;
+mod limit;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -34,6 +36,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DriverError}
 
 use self::{
     library::{Call, Communicator, Kind, Memory, State},
+    limit::{ABORT_LIMIT, within},
     region::Region,
 };
 use crate::{clock, order};
@@ -286,7 +289,7 @@ impl Transport for OnGpu {
         self.comm = None;
         if self.region.is_some() {
             // Nothing can be done about what the ended transfer leaves to say.
-            let _ = self.stream.synchronize();
+            let _ = within(ABORT_LIMIT, "the GPU after ncclCommAbort", || self.stream.synchronize());
         }
         self.region = None;
     }
