@@ -53,8 +53,8 @@ def prepare(a, folder):
 def torch_side(a):
     bench.torch_threads(a)
     import torch
-    from transformers import Qwen2_5_VLForConditionalGeneration
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
+    from transformers import AutoModelForImageTextToText
+    model = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
     images = model.config.image_token_id
     model = bench.adapted(a, model, target_modules=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj")
     batch = bench.batch_of(a)

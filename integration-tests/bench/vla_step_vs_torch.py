@@ -78,11 +78,11 @@ def torch_side(a):
     os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(a.threads))
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen2_5_VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText
     torch.set_num_threads(a.threads)
     torch.manual_seed(0)
     imports = status_mib("VmRSS")
-    vlm = Qwen2_5_VLForConditionalGeneration.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
+    vlm = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
     config = vlm.config
     vlm.requires_grad_(False)
     linears = "(q|k|v|o|gate|up|down)_proj" if a.targets == "all" else "(q|k|v|o)_proj"
@@ -94,11 +94,12 @@ def torch_side(a):
     expert = make_expert(torch, config.text_config.hidden_size, a.expert_width, a.expert_layers, max(1, a.expert_width // 64))
     params = [p for p in [*vlm.parameters(), *expert.parameters()] if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=1e-4, fused=a.fused or None)
-    side = a.size // config.vision_config.patch_size
+    vision = config.vision_config
+    side = a.size // vision.patch_size
     image = [config.vision_start_token_id, *[config.image_token_id] * (side * side // 4), config.vision_end_token_id]
     row = image * a.images + torch.randint(0, config.text_config.vocab_size - 16, (a.text,)).tolist()
     ids = torch.tensor([row] * a.batch)
-    pixels = torch.randn(a.batch * a.images * side * side, 1176)
+    pixels = torch.randn(a.batch * a.images * side * side, 3 * vision.temporal_patch_size * vision.patch_size**2)
     grid = torch.tensor([[1, side, side]] * (a.batch * a.images))
 
     def step():
