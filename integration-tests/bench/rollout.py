@@ -332,21 +332,36 @@ def won(steps):
     return sum(step is not None for step in steps)
 
 
+def interval(successes, starts):
+    """Of a rate, with 95 % confidence (Wilson)."""
+    z, rate = 1.96, successes / starts
+    middle, wide = rate + z * z / (2 * starts), z * (rate * (1 - rate) / starts + (z / (2 * starts)) ** 2) ** 0.5
+    return [round((middle + side * wide) / (1 + z * z / starts), 3) for side in (-1, 1)]
+
+
 def summary(a):
     """All seeds together, and a picture: every task's first start by the policy, and below it by the blind one."""
     told = [json.loads(file.read_text()) for file in sorted(a.out.glob("rollouts-*.json"))]
-    found = {}
+    found, jumped = {}, {}
     for seed in told:
+        for who, tasks in seed["jumped"].items():
+            for task, jump in tasks.items():
+                jumped.setdefault(who, {}).setdefault(task, []).append(jump)
         for who, tasks in seed["found"].items():
             for task, steps in tasks.items():
                 found.setdefault(who, {}).setdefault(task, {})[seed["seed"]] = [won(steps), len(steps)]
-    rates = {who: {task: sum(w for w, _ in s.values()) / sum(n for _, n in s.values()) for task, s in tasks.items()} for who, tasks in found.items()}
+    sums = {who: {task: [sum(each) for each in zip(*s.values())] for task, s in tasks.items()} for who, tasks in found.items()}
+    rates = {who: {task: w / n for task, (w, n) in tasks.items()} for who, tasks in sums.items()}
+    intervals = {who: {task: interval(w, n) for task, (w, n) in tasks.items()} for who, tasks in sums.items()}
+    jumps = {who: {task: float(np.mean(each)) for task, each in tasks.items()} for who, tasks in jumped.items()}
     means = {who: float(np.mean(list(tasks.values()))) for who, tasks in rates.items()}
     results = {name: json.loads((a.out / f"{name}.json").read_text()) for name in ("recorded", "trained") if (a.out / f"{name}.json").exists()}
-    results |= {"mean": means, "rate": rates, "successes_and_starts_by_seed": found}
+    results |= {"mean": means, "rate": rates, "interval": intervals, "jump": jumps, "successes_and_starts_by_seed": found}
     (a.out / "summary.json").write_text(json.dumps(results, indent=1))
     for who, tasks in rates.items():
-        print(f"{who:14} mean {means[who]:.2f}   " + "   ".join(f"{task} {rate:.2f}" for task, rate in tasks.items()))
+        each = (f"{task} {rate:.2f} ({intervals[who][task][0]:.2f} to {intervals[who][task][1]:.2f}), jump {jumps[who][task]:.3f}"
+                for task, rate in tasks.items())
+        print(f"{who:18} mean {means[who]:.2f}   " + "   ".join(each))
     first = told[0]
     rows = [(task, who) for task in first["found"]["policy"] for who in ("policy", "blind") if who in first["found"]]
     image = Image.new("RGB", (130 + STRIP * SIDE, len(rows) * SIDE), "white")
