@@ -1,6 +1,6 @@
 //! The operations that the model needs of a backend, together: [`ModelBackend`].
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData, backend::ExecutionError};
 
 use super::{attention_ops::AttentionOps, flat_ops::FlatOps, linear_ops::LinearOps, row_ops::RowOps};
 
@@ -43,7 +43,10 @@ pub trait ModelBackend: RowOps + AttentionOps + LinearOps + FlatOps {
         Tensor::from_data(data, (device, dtype))
     }
 
-    /// Lets go of host memory that a device was given to copy, but for what it was given last: waits until
-    /// all else has been copied.
-    fn let_go_of_uploads(_device: &Self::Device) {}
+    /// Hands over to a device everything it was told to do, and says what it could not take: memory that was
+    /// refused is known then. Waits for what was handed over before the last time, no further: host memory
+    /// of uploads is let go until there.
+    fn flush(_device: &Self::Device) -> Result<(), ExecutionError> {
+        Ok(())
+    }
 }

@@ -58,7 +58,8 @@ fn in_pieces<B: ModelBackend, const D: usize>(
 fn locked<B: ModelBackend, const D: usize>(data: TensorData, device: &B::Device) -> Tensor<B, D> {
     let shape: [usize; D] = data.shape.dims();
     let row = B::bring(data, device);
-    B::let_go_of_uploads(device);
+    // What the device has to say of a failure it says again when what was brought is used.
+    let _ = B::flush(device);
     row.reshape(shape)
 }
 

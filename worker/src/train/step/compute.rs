@@ -53,10 +53,9 @@ impl<B: Tape<Base = B>> Workbench<'_, B> {
             move || lookout.sees_loss(),
             || {
                 let loss = objective.forward_backward(trainables, micro_batch, grads, &mut clock);
-                // A device reports what it could not do only when its queue is waited for; gradients that it
-                // did not make look like any others.
-                let settled = if B::ON_HOST { Ok(()) } else { B::sync(&trainables.device()) };
-                (loss, settled)
+                // A device reports what it could not do only when its queue is handed over; gradients that it
+                // did not make look like any others. Nobody waits for them here.
+                (loss, B::flush(&trainables.device()))
             },
         );
         // Also a task that finds its loss not finite has recorded what it does not run backward.

@@ -62,7 +62,10 @@ pub mod watermark;
 
 use std::iter;
 
-use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{
+    Int, Tensor, TensorData,
+    backend::{Backend, ExecutionError},
+};
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use super::{ModelBackend, Tape};
@@ -91,9 +94,9 @@ where
         launch::wrapped(bring::brought::<R>(data, device))
     }
 
-    fn let_go_of_uploads(device: &Self::Device) {
-        // What the device has to say of a failure it says again when what was brought is used.
-        let _ = R::client(device).flush();
+    fn flush(device: &Self::Device) -> Result<(), ExecutionError> {
+        let flushed = R::client(device).flush();
+        flushed.map_err(|error| ExecutionError::WithContext { reason: error.to_string() })
     }
 }
 
