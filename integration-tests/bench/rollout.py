@@ -270,10 +270,11 @@ class Served:
 
 
 def roll_out(world, client, number, a, black=False):
-    """One episode; returns the step of success, or none, pictures in between, and how far actions jump where a chunk begins."""
+    """One episode; returns the step of success, or none, pictures in between, and of each chunk how far its first action that is taken
+    is from what the chunk before had for that step."""
     world.begin(a.seed, number)
     chunk, seen, jumps = [], [], []
-    asked, taken, last = None, 0, None
+    asked, taken = None, 0
     for step in range(a.steps):
         if number == 0 and step % 5 == 0:
             seen.append(world.picture())
@@ -288,11 +289,12 @@ def roll_out(world, client, number, a, black=False):
             asked = (step, answer)
         # The first chunk is waited for: the arm stands still.
         if asked is not None and (not len(chunk) or step - asked[0] >= a.delay):
-            chunk, taken, asked = asked[1][step - asked[0] :], 0, None
-            if last is not None:
-                jumps.append(float(np.linalg.norm(chunk[0] - last)))
+            new, taken, asked = asked[1][step - asked[0] :], 0, None
+            if len(chunk):
+                jumps.append(float(np.linalg.norm(new[0] - chunk[0])))
+            chunk = new
         action, chunk = chunk[0], chunk[1:]
-        taken, last = taken + 1, action
+        taken += 1
         if world.step(action):
             return step + 1, [*seen, world.picture()], jumps
     return None, [*seen, world.picture()], jumps
