@@ -243,7 +243,7 @@ impl RowComparison<'_> {
             if found.insert(line.witnessed.rank, line).is_some() {
                 self.differs(
                     Some(line),
-                    format!("recorded twice by one rank in generation {}", line.witnessed.generation),
+                    format!("recorded twice by this rank in generation {}", line.witnessed.generation),
                 );
             }
         }

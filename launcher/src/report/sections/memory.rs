@@ -70,7 +70,7 @@ fn categories(memory: &Value) -> Html {
         predicted.max(measured).max(1),
     ));
     html.element("p", "legend", |html| {
-        html.text("rank 0 in steps: ");
+        html.text("rank 0 during steps: ");
         html.push(Html::with_text("span", "s0", "predicted"));
         html.push(Html::with_text("span", "s1", "measured"));
     });
