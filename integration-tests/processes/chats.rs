@@ -54,7 +54,7 @@ fn writes_what_it_has_learned(output: &Path) {
     let answer: serde_json::Value = serde_json::from_str(&printed).expect("one object");
     assert_eq!((code, &answer["ended"]), (Some(0), &false.into()), "{printed}{logged}");
     let (code, _, logged) = generate("configs/quickstart.yaml", &[]);
-    assert!(code == Some(2) && logged.contains("task vla_flow: its models write no text"), "{logged}");
+    assert!(code == Some(2) && logged.contains("task vla_flow: its models do not generate text"), "{logged}");
     let (code, _, logged) = generate("configs/sft.yaml", &["--image", "nowhere.png"]);
     assert!(code == Some(3) && logged.contains("prompt 1: nowhere.png: cannot be read"), "{logged}");
 }

@@ -87,7 +87,7 @@ impl Target {
         let found = Address::parse(&address);
         if found.port().is_none() && !address.contains("://") {
             return Err(CliError::usage(format!(
-                "{address}: no coordinator's address; expected HOST:PORT, such as 127.0.0.1:29400"
+                "{address}: not a coordinator's address; expected HOST:PORT, such as 127.0.0.1:29400"
             )));
         }
         Access::new(found, &credentials::of_env(&process_env)?)

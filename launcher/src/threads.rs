@@ -57,13 +57,13 @@ pub fn explain(message: &str) -> Option<String> {
 pub fn limits(root: &Path) -> String {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let group = groups.lines().find_map(|line| of_group(root, line)).map(|(max, file)| {
-        format!("this control group may have {max} processes and threads ({file}): raise it")
+        format!("this control group is limited to {max} processes and threads ({file}): raise the limit")
     });
     let user = getrlimit(Resource::RLIMIT_NPROC).ok().filter(|(soft, _)| *soft != libc::RLIM_INFINITY);
-    let user = user.map(|(soft, _)| format!("this user may have {soft} threads (ulimit -u): raise it"));
+    let user = user.map(|(soft, _)| format!("the user's limit is {soft} threads (ulimit -u): raise it"));
     let told: Vec<_> = [group, user].into_iter().flatten().collect();
     match told.is_empty() {
-        true => "the machine has no more (kernel.threads-max, kernel.pid_max)".to_owned(),
+        true => "the machine's limit is reached (kernel.threads-max, kernel.pid_max)".to_owned(),
         false => format!("{}; or lower launch.threads_per_worker", told.join("; ")),
     }
 }

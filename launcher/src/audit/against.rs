@@ -175,25 +175,24 @@ impl RowComparison<'_> {
                 );
             }
             if witnessed.skipped != cause {
-                let told =
-                    format!("{} by the rank, {} by the ledger", handled(witnessed.skipped), handled(cause));
+                let [own, ledger] = [witnessed.skipped, cause].map(handled);
+                let told = format!("{own} according to the rank, {ledger} according to the ledger");
                 self.differs(Some(line), told);
             }
             if witnessed.totals != first.witnessed.totals {
                 let other = first.witnessed.rank;
-                self.differs(Some(line), format!("its totals differ from those of rank {other}"));
+                let told = format!("its loss sum, valid count or gradient norm differs from rank {other}'s");
+                self.differs(Some(line), told);
             }
             if !witnessed.strangers.is_empty() {
-                let told = format!(
-                    "trained on samples {:?}, which are not at any position of the epoch",
-                    witnessed.strangers
-                );
+                let told = format!("trained on samples {:?} that are not in the epoch", witnessed.strangers);
                 self.differs(Some(line), told);
             }
             // The row of a step that a checkpoint proved says nothing of it.
             if row.world > 0 && joined(&witnessed.left_out) != joined(&row.quarantined) {
                 let [own, ledger] = [&witnessed.left_out, &row.quarantined].map(|ranges| listed(ranges));
-                self.differs(Some(line), format!("quarantined: {own} by the rank, {ledger} by the ledger"));
+                let told = format!("quarantined samples: {own} in the rank's record, {ledger} in the ledger");
+                self.differs(Some(line), told);
             }
         }
         let loss = first.witnessed.loss();
@@ -244,7 +243,7 @@ impl RowComparison<'_> {
             if found.insert(line.witnessed.rank, line).is_some() {
                 self.differs(
                     Some(line),
-                    format!("recorded twice by one rank in generation {}", line.witnessed.generation),
+                    format!("recorded twice by this rank in generation {}", line.witnessed.generation),
                 );
             }
         }
@@ -313,8 +312,8 @@ impl RowComparison<'_> {
             let ranks: Vec<_> =
                 self.lines.iter().filter(is_there).map(|line| line.witnessed.rank.to_string()).collect();
             let told = format!(
-                "{} of epoch {} occur more than once in what ranks {} trained on, in quarantined samples \
-                 and in the slices of ranks without a record",
+                "{} of epoch {} are counted more than once: ranks {} trained on them; quarantined samples \
+                 and the slices of ranks without a record count too",
                 listed(std::slice::from_ref(&again)),
                 row.epoch,
                 ranks.join(", ")
@@ -366,7 +365,7 @@ fn listed(ranges: &[Range<u64>]) -> String {
     let shown: Vec<_> =
         ranges.iter().take(SHOWN).map(|range| format!("{}..{}", range.start, range.end)).collect();
     match (shown.is_empty(), ranges.len().saturating_sub(SHOWN)) {
-        (true, _) => "nothing".to_owned(),
+        (true, _) => "none".to_owned(),
         (_, 0) => format!("positions {}", shown.join(", ")),
         (_, more) => format!("positions {} and {more} more", shown.join(", ")),
     }

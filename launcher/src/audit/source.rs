@@ -33,7 +33,7 @@ pub async fn of_run(output_dir: &Path) -> Result<RunRecords, CliError> {
         Err(JournalError::InUse { .. }) => living(&endpoint::of_run(output_dir).await?).await,
         Err(error) if error.is_damage() => Err(CliError::new(Exit::BadInput, error)),
         Err(error) => {
-            Err(CliError::usage(format!("{}: not the records of a run: {error}", output_dir.display())))
+            Err(CliError::usage(format!("{}: cannot read a run's records: {error}", output_dir.display())))
         }
     }
 }

@@ -84,7 +84,7 @@ pub fn bring(
             }
             Err(BucketError::Storage(error)) if error.of_object => {
                 let step = set.step;
-                tracing::warn!(%error, "the bucket's copy of step {step} is damaged; trying the one before it");
+                tracing::warn!(%error, "checkpoint {step} in the bucket is damaged; trying an older one");
                 damage.get_or_insert(error.to_string());
             }
             Err(error) => return Err(error),
@@ -109,7 +109,7 @@ fn bring_file(storage: &dyn Storage, address: &str, kept: &Upload, coming: &Path
     };
     let is_below = Path::new(&kept.path).components().all(|part| matches!(part, Component::Normal(_)));
     if !is_below || kept.path.is_empty() {
-        return Err(damaged(format!("`{}` is not a path below an output directory", kept.path)));
+        return Err(damaged(format!("its path `{}` is not inside the output directory", kept.path)));
     }
     let path = coming.join(&kept.path);
     let opened = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| create(&path));

@@ -45,7 +45,7 @@ pub enum BucketError {
     /// The run has come further than it is to go.
     #[error(
         "run.bucket: {address} already holds this run up to step {step}, but this launch would end \
-         after step {steps}: set at least as many steps, or name another bucket path"
+         after step {steps}: raise train.steps or train.epochs, or name another bucket path"
     )]
     BeyondItsEnd {
         /// The run's address.
@@ -68,7 +68,7 @@ pub enum BucketError {
         ago: u64,
     },
     /// The thread that keeps the run has ended before its time.
-    #[error("run.bucket: the thread that writes there has failed (see the log)")]
+    #[error("run.bucket: the upload thread has failed; see the log")]
     Thread,
     /// The disk of this machine.
     #[error("{path}: {source}")]

@@ -247,8 +247,8 @@ fn heeds_conditions(storage: &dyn Storage, address: &str, index: &Index) -> Resu
     match storage.swap(INDEX, &index.bytes(), None)? {
         None => Ok(()),
         Some(_) => {
-            let fault = "the server ignores the condition of a write (If-None-Match), so two launches \
-                         could own one run: use a bucket of another server";
+            let fault = "the server ignores If-None-Match when it writes an object, so two launches could \
+                         own one run: use a server with conditional writes";
             Err(StorageError { object: address.to_owned(), fault: fault.to_owned(), of_object: false }.into())
         }
     }

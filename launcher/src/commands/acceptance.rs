@@ -80,7 +80,7 @@ impl LaunchableRun {
         }
         if self.lost > 0 {
             tracing::warn!(
-                "{} steps are recorded but there is no checkpoint, so the run starts over; restore \
+                "recorded steps: {}, but there is no checkpoint, so the run starts over; restore \
                  checkpoints/ to resume, or set train.resume=false if this is intended",
                 self.lost,
             );
@@ -245,7 +245,7 @@ fn same_model(before: &RunSpec, spec: &RunSpec) -> Result<(), CliError> {
     };
     Err(CliError::bad_input(format!(
         "{} {}: apparently not the pretrained model that this run began with: it has {}; the run's model had {} \
-             ({}). Use that model (it may have been moved if it has a digest), or choose another \
+             ({}). Use that model (one with a digest may be at another path), or choose another \
              run.output_dir. To start over in this one, remove {}/coordinator and set train.resume=false",
         here.key,
         here.path,

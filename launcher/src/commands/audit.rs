@@ -71,7 +71,7 @@ fn judge(records: &RunRecords, directories: &[PathBuf]) -> Result<Option<Judgeme
         return Ok(None);
     }
     let testimony = Testimony::gather(directories).map_err(|error| {
-        CliError::usage(format!("--against: {error}; ranks write these files in a run with {VARIABLE}=1"))
+        CliError::usage(format!("--against: {error}; only a run with {VARIABLE}=1 writes witness files"))
     })?;
     Ok(Some(compare(records, &testimony)))
 }

@@ -108,7 +108,7 @@ fn gc(args: &GcArgs) -> Outcome {
     };
     let passed = args.budget.filter(|budget| left > *budget && !args.dry_run);
     passed.map_or(Ok(()), |budget| {
-        let text = format!("the cache still has {left} bytes, over the budget of {budget}: they are in use");
+        let text = format!("the cache still has {left} bytes (budget {budget}) because runs are using it");
         Err(CliError::new(Exit::NoProgress, text))
     })
 }

@@ -122,7 +122,7 @@ pub fn execute(command: &DataCommand) -> Outcome {
                 seed: args.seed,
             };
             let made = tasks().cpu.iter().find_map(|task| task.make_checkpoint(&job)).ok_or_else(|| {
-                CliError::usage(format!("{}: no task trains such a model", args.like.display()))
+                CliError::usage(format!("{}: no task trains a model like this", args.like.display()))
             })?;
             let made = made.map_err(CliError::bad_input)?;
             say(format_args!(

@@ -27,10 +27,10 @@ pub(super) async fn leave_page(output_dir: &str, terminal: &Terminal) -> Option<
     let problem = match timeout(PAGE_PATIENCE, left).await {
         Ok(Ok(Ok(page))) => return Some(page),
         Ok(Ok(Err(problem))) => problem,
-        Ok(Err(_)) => "a bug in cox".to_owned(),
+        Ok(Err(_)) => "cox panicked while writing it".to_owned(),
         Err(_) => format!("writing it took longer than {}", human::time(PAGE_PATIENCE)),
     };
-    terminal.line(&format!("warning: the report was not written: {problem}; `cox report` writes it"));
+    terminal.line(&format!("warning: the report was not written: {problem}; run `cox report` to write it"));
     None
 }
 

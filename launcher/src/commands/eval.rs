@@ -48,11 +48,11 @@ pub fn execute(args: &EvalArgs) -> Outcome {
         false => {
             let measures = error.measures.iter().map(|(name, value)| format!("{name} {value:.4}"));
             let measures = measures.collect::<Vec<_>>().join(", ");
-            let what = if args.ema { ", average of the weights" } else { "" };
+            let what = if args.ema { " (averaged weights)" } else { "" };
             let of_set = |(set, measures): (&str, String)| format!("\n  {set}: {measures}");
             let of_sets: String = error.by_set().into_iter().map(of_set).collect();
             say(format_args!(
-                "step {step}{what}: over {} held-out samples: {measures}{of_sets}",
+                "step {step}{what}, {} held-out samples: {measures}{of_sets}",
                 error.samples
             ))
         }

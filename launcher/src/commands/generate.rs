@@ -101,10 +101,10 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling, batch };
     let answers = tasks().generate(&job, device)?;
     let answers = answers
-        .ok_or_else(|| CliError::usage(format!("task {}: its models write no text", spec.task.kind)))?;
+        .ok_or_else(|| CliError::usage(format!("task {}: its models do not generate text", spec.task.kind)))?;
     let cut = answers.iter().filter(|answer| !answer.ended).count();
     if cut > 0 {
-        tracing::warn!("{cut} of {} answers end at --max-new-tokens", answers.len());
+        tracing::warn!("{cut} of {} answers were cut off at --max-new-tokens", answers.len());
     }
     for (prompt, answer) in prompts.iter().zip(&answers) {
         say(args.shown(prompt, answer));
@@ -152,8 +152,8 @@ impl GenerateArgs {
         match spec.train.init_from {
             None => Ok((spec, None)),
             Some(_) => Err(CliError::usage(format!(
-                "{}: `train.init_from` is for training; give its directory instead of this file, or remove the \
-                 key with train.init_from=",
+                "{}: only training uses `train.init_from`; give the directory that it names instead of this \
+                 file, or clear it with train.init_from=",
                 self.run.display()
             ))),
         }

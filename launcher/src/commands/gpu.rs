@@ -38,7 +38,7 @@ pub fn execute(args: &GpuArgs) -> Outcome {
     }
     let interval = wait_of(args.interval).filter(|interval| !interval.is_zero());
     let interval = interval.ok_or_else(|| {
-        CliError::usage(format!("--interval {}: expected a number of seconds above 0", args.interval))
+        CliError::usage(format!("--interval {}: expected seconds, above 0, at most 31536000", args.interval))
     })?;
     let enter = on_enter();
     let mut peaks = Peaks::default();

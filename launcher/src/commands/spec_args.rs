@@ -177,8 +177,8 @@ pub fn no_run(path: &Path, sign: &Path) -> CliError {
     let of_file = path.is_file().then(|| RunSpec::load(path, &[], schemas()).ok()).flatten();
     let remedy = match of_file {
         Some(spec) => format!("it is a run file: name its run.output_dir, {}", spec.run.output_dir),
-        None => "name such a directory (`cox runs` lists those in runs/); `cox run` and `cox check` also \
-                 accept a run file"
+        None => "name such a directory (`cox runs` lists the runs in runs/); `cox run` and `cox check` \
+                 also accept a run file"
             .into(),
     };
     let (path, sign) = (path.display(), sign.display());

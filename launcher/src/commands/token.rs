@@ -43,7 +43,7 @@ pub fn execute(args: &TokenArgs) -> Outcome {
         None => say(token.secret()),
         Some(path) => {
             Tokens::add_to_file(path, &token)?;
-            say(format_args!("{}: a token of the scope `{}` was added", path.display(), args.scope))
+            say(format_args!("{}: added a token with the scope `{}`", path.display(), args.scope))
         }
     };
     Ok(())

@@ -31,7 +31,7 @@ pub fn active(runs: &Path) -> Result<Vec<PathBuf>, CliError> {
         return Err(CliError::new(
             Exit::CoordinatorLost,
             format!(
-                "no run is active below {}/; name one with --run DIR or --endpoint HOST:PORT",
+                "no run is active in {}/; name one with --run DIR or --endpoint HOST:PORT",
                 runs.display()
             ),
         ));
@@ -63,7 +63,7 @@ pub(super) fn read(run: &Path) -> Result<(Address, bool), CliError> {
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound if !run.exists() => CliError::new(
             Exit::CoordinatorLost,
-            format!("{}: there is no such directory; `cox runs` lists those in {RUNS}/", run.display()),
+            format!("{}: there is no such directory; `cox runs` lists the runs in {RUNS}/", run.display()),
         ),
         io::ErrorKind::NotFound => not_running("missing:"),
         _ => CliError::usage(format!("{}: {error}", path.display())),

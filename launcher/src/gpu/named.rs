@@ -124,7 +124,7 @@ impl GpuKind {
                 GPUS.map(|(name, _)| name).join(", ")
             )),
             _ => Err(format!(
-                "{text}: matches several GPUs: {}",
+                "{text}: matches several GPUs; name one of {}",
                 found.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
             )),
         }

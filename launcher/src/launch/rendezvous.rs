@@ -70,8 +70,8 @@ pub fn take_role(plan: &Plan) -> Result<Role, CliError> {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Err(CliError::new(
             Exit::Rendezvous,
             format!(
-                "{endpoint} is not an address of this machine, which is to start the coordinator; if one runs there already, give \
-                 --rdzv-conf is_host=false"
+                "{endpoint} is not an address of this machine, where the coordinator is to start; change it, \
+                 or if a coordinator already runs there, give --rdzv-conf is_host=false"
             ),
         )),
         Err(error) => Err(CliError::new(Exit::Rendezvous, format!("cannot listen at {endpoint}: {error}"))),

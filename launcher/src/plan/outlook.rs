@@ -232,7 +232,7 @@ impl Question {
             what: "matmuls on tensor cores".into(),
             setting: format!("{of}.weights_dtype=float16"),
             saves: 0,
-            remark: "this GPU has no bfloat16 matmuls; float16 needs the same memory, and a scaled loss"
+            remark: "this GPU has no bfloat16 matmuls; float16 needs the same memory, and loss scaling"
                 .into(),
         });
         instead.into_iter().chain(found.into_iter().map(in_float16)).collect()

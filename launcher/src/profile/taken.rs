@@ -78,7 +78,7 @@ pub fn take(spec: &RunSpec, mut trainer: impl Trainer, count: u64) -> Result<Pro
     if total < WARM_UP + count {
         let most = total.saturating_sub(WARM_UP);
         return Err(CliError::usage(format!(
-            "--steps {count}: the run has {total} steps, and the first one is a warm-up; at most {most}"
+            "--steps {count}: must be at most {most}: the run has {total} in all, and the first is a warm-up"
         )));
     }
     let taken = Arc::new(Mutex::new(None));

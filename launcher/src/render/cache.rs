@@ -75,7 +75,7 @@ fn drift(record: &CacheDriftRecord) -> String {
         then => format!(" · then version {then}: {}", record.why),
     };
     format!(
-        "drift of version {} before step {}: {:.4}, cosine {:.4}, loss {:.4} with its features and {:.4} with fresh ones{then}",
+        "drift of cached features version {} before step {}: {:.4} (relative L2), cosine {:.4}, loss {:.4} with cached features and {:.4} with fresh ones{then}",
         record.generation, of.at_step, of.relative_l2, of.cosine, of.loss_cached, of.loss_fresh
     )
 }
@@ -177,8 +177,8 @@ mod tests {
              version  from step  state       stored    bytes  hits  damaged  because\n      \
              1        100  retired   40 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n      \
              2        200  building  12 of 40  3.0 MiB  75 %        0  drift 0.08 is above 0.05\n\
-             drift of version 1 before step 200: 0.0800, cosine 0.9900, loss 0.0000 with its features and 0.0000 with fresh \
-             ones · then version 2: drift 0.08 is above 0.05"
+             drift of cached features version 1 before step 200: 0.0800 (relative L2), cosine 0.9900, loss 0.0000 \
+             with cached features and 0.0000 with fresh ones · then version 2: drift 0.08 is above 0.05"
         );
     }
 

@@ -41,7 +41,7 @@ pub fn at_start(question: &Question, outlooks: &[Outlook], data: &str, steps: &P
     let model = question.subject.describe().into_iter().filter(|(label, _)| *label != SAMPLE);
     let (all, epoch) = (steps.total_steps(), steps.steps_per_epoch());
     let batch = human::grouped(steps.global_batch());
-    let length = format!("{} of {batch} samples, {} an epoch", human::grouped(all), human::grouped(epoch));
+    let length = format!("{}, each {batch} samples; {} an epoch", human::grouped(all), human::grouped(epoch));
     let time = outlooks.first().and_then(|outlook| outlook.step);
     let time = time.map(|step| ("time", step.in_words(Some(all), Some(epoch))));
     let mut lines: Vec<_> = model.chain([("data", data.to_owned()), ("steps", length)]).chain(time).collect();

@@ -33,7 +33,7 @@ impl RunEntry {
 /// One row for each run.
 pub fn list(dir: &Path, runs: &[RunEntry]) -> String {
     if runs.is_empty() {
-        return format!("no runs below {}", dir.display());
+        return format!("no runs in {}", dir.display());
     }
     let rows = runs.iter().map(|listed| {
         let run = &listed.run;
@@ -233,6 +233,6 @@ mod tests {
         let shown = list(Path::new("runs"), &[listed]);
         assert!(shown.contains("unreadable") && shown.ends_with("runs/a: gone"), "{shown}");
         assert!(shown.contains("2026-11-24 10:00 "), "{shown}");
-        assert_eq!(list(Path::new("runs"), &[]), "no runs below runs");
+        assert_eq!(list(Path::new("runs"), &[]), "no runs in runs");
     }
 }

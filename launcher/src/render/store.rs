@@ -70,7 +70,7 @@ fn complete(coverage: &[Coverage]) -> String {
     match coverage.iter().max_by_key(missing) {
         None => "unknown".into(),
         Some(coverage) if coverage.is_complete() => "yes".into(),
-        Some(Coverage { run, total, stored, .. }) => format!("no, {stored} of {total} of run {run}"),
+        Some(Coverage { run, total, stored, .. }) => format!("no, run {run} has {stored} of {total}"),
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
         for says in [
             "/store: 1 namespace, 4.0 MiB",
             "int8",
-            "no, 812 of 1000 of run demo",
+            "no, run demo has 812 of 1000",
             "3 + 1 open",
             "0.62 %",
             "unusable: part-1.vlc",

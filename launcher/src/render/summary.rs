@@ -105,7 +105,7 @@ fn left_out(steps: &[LedgerEntry]) -> Option<String> {
     let unusable: u64 =
         steps.iter().flat_map(|step| &step.left_out).map(|range| range.end - range.start).sum();
     let steps = (skipped > 0).then(|| format!("{skipped} of {} steps", steps.len()));
-    let samples = (unusable > 0).then(|| format!("{unusable} samples that cannot be used"));
+    let samples = (unusable > 0).then(|| format!("unusable samples: {unusable}"));
     let told: Vec<_> = steps.into_iter().chain(samples).collect();
     (!told.is_empty()).then(|| format!("{:<26}{}; `cox audit` lists them", "left out", told.join(", ")))
 }
@@ -115,7 +115,7 @@ fn saved(output_dir: &Path, done: u64) -> Option<String> {
     let newest = Store::new(output_dir).newest().map_or(0, |found| found.manifest.step);
     let what = match newest {
         0 => "none".to_owned(),
-        step => format!("step {step}, {} steps before the end", done.saturating_sub(step)),
+        step => format!("step {step} of {done}"),
     };
     let line = || format!("{:<26}{what}; the log says why later checkpoints failed", "newest checkpoint");
     (newest < done).then(line)
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(left_out(&[step(0, json!({})), step(1, json!({}))]), None);
         let damaged = json!({"left_out": [{"start": 4, "end": 5}, {"start": 6, "end": 8}]});
         let steps = [step(0, json!({})), step(1, damaged)];
-        let told = "left out                  3 samples that cannot be used; `cox audit` lists them";
+        let told = "left out                  unusable samples: 3; `cox audit` lists them";
         assert_eq!(left_out(&steps).as_deref(), Some(told));
     }
 

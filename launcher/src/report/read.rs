@@ -106,7 +106,7 @@ fn action_names(path: &Path, samples: &Value) -> Vec<String> {
 fn samples(path: &Path, problems: &mut Vec<String>) -> Value {
     let Ok(found) = std::fs::metadata(path) else { return Value::Null };
     if found.len() > MAX_SAMPLES_BYTES {
-        problems.push(format!("{}: larger than {} MiB", path.display(), MAX_SAMPLES_BYTES >> 20));
+        problems.push(format!("{}: over {} MiB, so not shown", path.display(), MAX_SAMPLES_BYTES >> 20));
         return Value::Null;
     }
     let text = std::fs::read(path).unwrap_or_default();

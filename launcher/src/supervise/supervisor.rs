@@ -351,7 +351,7 @@ impl Supervisor<'_> {
         };
         match why {
             KillReason::StopTookTooLong => self.contacts.terminal.line(&format!(
-                "{what} {list} still there after {} s (--shutdown-timeout): ended without a checkpoint of this step",
+                "{what} {list} still there after {} s (--shutdown-timeout): killed without a checkpoint of this step",
                 self.group.stop_patience.as_secs_f64()
             )),
             KillReason::RunOver => tracing::debug!("{what} {list} still running after the end of the run: killed"),

@@ -131,7 +131,7 @@ fn show(mut screen: impl Screen, entries: &Receiver<Entry>, dropped: &AtomicU64)
         if missing > 0 {
             let what = if missing == 1 { "1 line was" } else { &format!("{missing} lines were") };
             screen.show(Piece::Line(format!(
-                "{what} not shown here, because the terminal was not read; the logs have them"
+                "{what} not shown here, because the terminal did not keep up; the logs have them"
             )));
         }
     }

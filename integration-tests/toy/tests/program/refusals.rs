@@ -266,7 +266,7 @@ fn a_run_that_has_lost_its_checkpoints_is_told_so_by_check_and_by_run() {
     toy.train("run", &SHORT);
     fs::remove_dir_all(toy.path("run/checkpoints")).expect("it has left some");
     let expected =
-        "6 steps are recorded but there is no checkpoint, so the run starts over; restore checkpoints/";
+        "recorded steps: 6, but there is no checkpoint, so the run starts over; restore checkpoints/";
     let (code, printed) = refused(toy.check("run", &[&SHORT[..], &["train.resume=false"]].concat()));
     assert_eq!(code, Some(0), "{printed}");
     assert!(!printed.contains("steps are recorded"), "it is meant so: {printed}");

@@ -90,7 +90,7 @@ fn a_ledger_that_adds_up_and_is_not_what_ranks_did_is_found() {
     // A sample that was trained on is said to be quarantined.
     let hole = json!([{"start": 4 * BATCH, "end": 4 * BATCH + 1}]);
     liar.says(&[(4, &|row| row["left_out"] = hole.clone())]);
-    assert_found(&liar.differences(), "4: quarantined: nothing by the rank");
+    assert_found(&liar.differences(), "4: quarantined samples: none in the rank's record");
 
     // A step that another membership is said to have done, and one that no rank has.
     liar.says(&[(5, &|row| row["generation"] = json!(9))]);

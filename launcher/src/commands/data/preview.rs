@@ -45,7 +45,7 @@ pub fn execute(args: &PreviewArgs) -> Outcome {
         let task = tasks().of(&spec).map_err(CliError::bad_input)?;
         let preview = task.preview(&spec, args.episode, frames).ok_or_else(|| {
             CliError::usage(format_args!(
-                "{}: samples of task {} have no episodes",
+                "{}: nothing to preview: samples of task {} have no episodes",
                 args.of.display(),
                 task.name()
             ))

@@ -33,7 +33,7 @@ pub fn execute(args: &StatsArgs) -> Outcome {
     let filled = fill(&job).map_err(|error| CliError::new(Exit::BadInput, error))?;
     drop(bar);
     let Some(StatsOutcome { path, beside, computed }) = filled else {
-        say(format_args!("{}: no statistic is missing", args.dir.display()));
+        say(format_args!("{}: nothing to do: every statistic exists", args.dir.display()));
         return Ok(());
     };
     for MissingStats { feature, statistics } in &computed {

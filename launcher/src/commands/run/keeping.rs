@@ -61,7 +61,7 @@ impl KeptEnd<'_> {
                     Err(error @ BucketError::Superseded { .. }) => break error.into(),
                     Err(error) => break internal(error.to_string()),
                 },
-                () = sleep(until) => break internal("time ran out (--shutdown-timeout)".to_owned()),
+                () = sleep(until) => break internal("--shutdown-timeout has passed".to_owned()),
                 signal = signals.insistence(first) => match until {
                     None => until = Some(clock::now() + self.patience),
                     Some(_) => break internal(format!("a second signal, {}", signals::name(signal))),
@@ -71,10 +71,10 @@ impl KeptEnd<'_> {
         let why = failed.message.unwrap_or_default();
         let output = &self.spec.run.output_dir;
         let step = Record::load(Path::new(output)).and_then(|record| record.step);
-        let there = step
-            .map_or("the bucket has no checkpoint".to_owned(), |step| format!("the bucket has step {step}"));
-        self.terminal
-            .line(&format!("the run's last state is in {output}, but not in its bucket ({why}); {there}"));
+        let there = step.map_or("no checkpoint".to_owned(), |step| format!("the checkpoint of step {step}"));
+        self.terminal.line(&format!(
+            "the run's last state is in {output}, but not in its bucket ({why}); the bucket has {there}"
+        ));
         Err(CliError::silent(failed.exit))
     }
 }

@@ -69,8 +69,8 @@ fn of_ledger(html: &mut Html, records: &RunRecords) {
         [steps, kept, grouped(range.hits), grouped(range.misses)].map(Html::from).into()
     });
     table(html, &["steps", "features", "hits#", "misses#"], features.collect());
-    for change in &records.changes {
-        let text = format!("at step {}: {} from {} to {}", change.step, change.key, change.from, change.to);
+    for crate::audit::Change { step, key, from, to } in &records.changes {
+        let text = format!("changed at step {step}: {key} from {from} to {to}");
         html.element("p", "note", |html| html.text(&text));
     }
 }

@@ -70,7 +70,7 @@ fn categories(memory: &Value) -> Html {
         predicted.max(measured).max(1),
     ));
     html.element("p", "legend", |html| {
-        html.text("rank 0 in steps: ");
+        html.text("rank 0 during steps: ");
         html.push(Html::with_text("span", "s0", "predicted"));
         html.push(Html::with_text("span", "s1", "measured"));
     });
@@ -101,7 +101,7 @@ fn ranks(ranks: &Value) -> Html {
         cells.map(Html::from).into_iter().chain([bar]).collect()
     };
     let rows: Vec<_> = ranks.iter().map(row).collect();
-    html.table(&["rank#", "in use#", "most in", "reserved#", "driver or resident#", ""], &rows);
+    html.table(&["rank#", "in use#", "peak phase", "reserved#", "driver or resident#", ""], &rows);
     if more > 0 {
         html.element("p", "note", |html| {
             html.text(&format!("{more} ranks with smaller peaks are not shown"))

@@ -140,7 +140,7 @@ pub fn tiles(run: &ReportedRun) -> Html {
         }
     });
     if let Some(step) = run.dir.summary["first_step"].as_u64().filter(|step| *step > 0) {
-        let note = format!("Apart from state, steps and faults, all is of the launch from step {step}");
+        let note = format!("State, steps and faults: the whole run. The rest: the launch from step {step}");
         html.element("p", "note", |html| html.text(&note));
     }
     html
