@@ -88,13 +88,13 @@ impl Flat for Vec<f32> {
     }
 
     fn narrow(&self, halves: &mut Vec<bf16>) {
-        let _op = profile::operation("packing to 2 bytes");
+        let _op = profile::operation("conversion to bf16");
         halves.resize(self.len(), bf16::ZERO);
         convert(self, halves, narrow);
     }
 
     fn widen(&mut self, halves: &Vec<bf16>, range: Range<usize>) {
-        let _op = profile::operation("unpacking of 2 bytes");
+        let _op = profile::operation("conversion from bf16");
         convert(&halves[range.clone()], &mut self[range], widen);
     }
 }
