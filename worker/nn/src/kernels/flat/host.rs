@@ -54,7 +54,7 @@ impl Flat for Vec<f32> {
     }
 
     fn clear(&mut self, range: Range<usize>) {
-        let _op = profile::operation("clearing of gradients");
+        let _op = profile::operation("zeroing of gradients");
         self[range].fill(0.0);
     }
 
@@ -115,7 +115,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add(&mut self, gradients: Vec<Gradient<B>>) {
-        let _op = profile::operation("adding up gradients");
+        let _op = profile::operation("gradient accumulation");
         if gradients.is_empty() {
             return;
         }
@@ -137,7 +137,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add_rows(&mut self, gradients: RowGradients<'_, B>) {
-        let _op = profile::operation("adding up a table's gradients");
+        let _op = profile::operation("embedding, weight gradient");
         let RowGradients { range, first, lookups, values_nd } = gradients;
         let (width, mut table, mut before) = (values_nd.dims()[1], &mut self[range], 0);
         if first {
