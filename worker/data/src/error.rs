@@ -64,7 +64,7 @@ pub enum DataError {
         source: Box<DataError>,
     },
     /// The run names a feature that the data set does not have.
-    #[error("{}: data.{key} names `{name}`, which the data set does not have{}; it has {available}{}", path.display(),
+    #[error("{}: data.{key} names `{name}`, which the data set does not have{}; suitable features: {available}{}", path.display(),
         suggestion.as_ref().map(|s| format!(" (did you mean `{s}`?)")).unwrap_or_default(),
         if *key == "state" { "; for a policy that sees only images set `data.state: none`" } else { "" })]
     UnknownFeature {
@@ -128,7 +128,7 @@ pub enum DataError {
         source: Box<DataError>,
     },
     /// A sample or position beyond the end was asked for.
-    #[error("{what} {index} does not exist: there are {len}")]
+    #[error("{what} {index} does not exist ({len} in all, numbered from 0)")]
     OutOfRange {
         /// `sample`, `training position`, `episode`.
         what: &'static str,

@@ -169,7 +169,7 @@ fn coding(catalog: &Catalog, camera: &str) -> Option<String> {
         Codec::Av1 => "AV1",
         Codec::H264 => "H.264",
     };
-    Some(format!("{codec}, a keyframe every {frames} frames"))
+    Some(format!("{codec}, keyframe interval {frames}"))
 }
 
 fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
@@ -184,7 +184,8 @@ fn problems(catalog: &Catalog, features: &[FeatureReport]) -> Vec<String> {
         }
     }
     if !features.iter().any(|f| f.role == Role::Action) {
-        problems.push(format!("{}: no action feature", catalog.info.path.display()));
+        let info = catalog.info.path.display();
+        problems.push(format!("{info}: no numeric feature is called action, actions or action.*"));
     }
     let of = |roles: &[Role]| {
         let mine = features.iter().filter(|f| roles.contains(&f.role));
@@ -261,7 +262,7 @@ impl fmt::Display for Report {
         writeln!(f, "{}: LeRobot {}, {robot}, {} fps", self.path, self.version, self.fps)?;
         writeln!(
             f,
-            "  {} episodes of {min} to {max} frames (median {median}), {} frames",
+            "  episodes: {}, frames: {} ({min} to {max} per episode, median {median})",
             self.episodes, self.frames
         )?;
         let files = if self.files == 1 { "1 data file" } else { &format!("{} data files", self.files) };

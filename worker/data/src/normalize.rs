@@ -150,7 +150,7 @@ impl Normalizer {
             let values = stats.get(stat);
             let values = values.ok_or_else(|| fail(format!("{feature}.{stat}"), "missing".into()))?;
             if values.is_empty() || !width.is_multiple_of(values.len()) {
-                let found = format!("{} values for a feature of {width} elements", values.len());
+                let found = format!("{} values for a feature of width {width}", values.len());
                 return Err(fail(format!("{feature}.{stat}"), found));
             }
             if let Some(element) = values.iter().position(|value| !value.is_finite()) {
@@ -163,7 +163,8 @@ impl Normalizer {
         };
         let (offset, second_values) = (take(first)?, take(second)?);
         if offset.len() != second_values.len() {
-            return Err(fail(format!("{feature}.{second}"), format!("not as long as {first}")));
+            let found = format!("{} values, but {first} has {}", second_values.len(), offset.len());
+            return Err(fail(format!("{feature}.{second}"), found));
         }
         let is_possible = |(low, high): (&f32, &f32)| match mode {
             NormMode::MeanStd => *high >= 0.0,

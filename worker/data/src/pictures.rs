@@ -44,10 +44,7 @@ pub fn decode(encoded: &[u8]) -> Result<Pixels, String> {
         _ if encoded.starts_with(JPEG) => decode_jpeg(encoded),
         [] => return Err("the image has no bytes; restore the file".into()),
         _ if encoded.starts_with(LFS_POINTER) => {
-            return Err(
-                "the image is a pointer of Git LFS; `git lfs pull` in its directory downloads the file"
-                    .into(),
-            );
+            return Err("the image is a Git LFS pointer; run `git lfs pull` in its directory".into());
         }
         _ if encoded.trim_ascii_start().starts_with(b"<") => {
             return Err("the image is a web page or an SVG; restore the file as PNG or JPEG".into());

@@ -15,7 +15,7 @@ pub fn surviving<V>(
     // What is shared is the cache of blocks, which takes finished blocks only.
     std::panic::catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
         Err(blame(format!(
-            "a decoder panicked ({}): the bytes are damaged, write the file again",
+            "a decoder panicked ({}): the data is damaged; write the file again",
             words(panic.as_ref())
         )))
     })

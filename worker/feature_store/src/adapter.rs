@@ -87,7 +87,7 @@ impl Namespace {
         match expected == Some(found) {
             true => Ok(Some(tensors)),
             false => {
-                Err(foreign(format!("has digest {found}, which is not this namespace's adapter; remove it")))
+                Err(foreign(format!("is not this namespace's adapter (its digest is {found}); remove it")))
             }
         }
     }

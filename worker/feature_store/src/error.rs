@@ -32,7 +32,7 @@ pub enum StoreError {
     },
     /// The store has as many bytes as it may have, all of them in use.
     #[error(
-        "{}: holds {used} bytes, cache.budget is {budget}, and every other namespace is in use; no more features are stored; raise cache.budget",
+        "{}: holds {used} bytes, and cache.budget is {budget}; every namespace is in use, so none can be evicted and no more features are stored; raise cache.budget",
         dir.display()
     )]
     OverBudget {

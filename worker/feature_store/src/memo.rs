@@ -40,7 +40,7 @@ impl Memo {
             Ok(file) => Some(file),
             Err(StoreError::Io { source, .. }) if usage::is_denied(&source) => None,
             Err(error @ StoreError::Full { .. }) => {
-                tracing::warn!(%error, "cannot save digests of files");
+                tracing::warn!(%error, "cannot save file digests; the files are read in full at the next start");
                 None
             }
             Err(error) => return Err(error),
@@ -110,7 +110,7 @@ impl Store {
         }
         // What cannot be remembered is read again next time.
         if let Err(error) = memo.save() {
-            tracing::warn!(%error, "cannot save a digest of files");
+            tracing::warn!(%error, "cannot save the digest of the weights; they are read in full at the next start");
         }
         Ok(digest)
     }

@@ -99,7 +99,7 @@ pub(super) fn read(dir: &Path) -> Result<Option<(NamespaceKey, NamespaceDescript
     })?;
     let key = file.description.key();
     if key.0 != file.key {
-        let detail = format!("its ingredients hash to {key}, but it says {}; remove the directory", file.key);
+        let detail = format!("its key {} is not its ingredients' hash {key}; remove the directory", file.key);
         return Err(foreign(detail));
     }
     Ok(Some((key, file.description)))

@@ -205,7 +205,7 @@ impl Shard {
         let bytes: &[u8] = &map;
         let damaged = |detail: String| StoreError::Damaged(DamagedRecord::shard(path, detail));
         if bytes.len() < HEADER + FOOTER {
-            return Err(damaged(format!("{} bytes, but a shard needs {}", bytes.len(), HEADER + FOOTER)));
+            return Err(damaged(format!("has {} bytes, but a shard needs {}", bytes.len(), HEADER + FOOTER)));
         }
         if &bytes[..8] != MAGIC {
             return Err(damaged(format!("begins with {:02x?} instead of {MAGIC:02x?}", &bytes[..8])));
@@ -336,7 +336,7 @@ impl Shard {
     fn slice(&self, record: usize, at: u64, len: usize) -> Result<&[u8], DamagedRecord> {
         let end = at.checked_add(len as u64).filter(|end| *end <= self.index_at as u64);
         end.map(|end| &self.map[at as usize..end as usize]).ok_or_else(|| {
-            let detail = format!("{len} bytes at {at} reach into the index at {}", self.index_at);
+            let detail = format!("its {len} bytes at {at} overlap the index at byte {}", self.index_at);
             DamagedRecord::record(&self.path, record, detail)
         })
     }

@@ -184,7 +184,7 @@ impl ShardWriter {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         if self.failed {
-            let detail = "an earlier write to it failed, so none of it is published".into();
+            let detail = "an earlier write to this shard failed, so its records are not published".into();
             return Err(StoreError::Foreign { path: self.open.clone(), detail });
         }
         // Until it has succeeded.

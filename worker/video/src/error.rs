@@ -68,7 +68,7 @@ pub enum Fault {
         command: &'static str,
     },
     /// More than a bound of [`crate::limits`].
-    #[error("{what}: {value}, above the limit of {limit}; the file is damaged or not a robot's camera")]
+    #[error("{what}: {value}, above the limit of {limit}; the file is damaged, or is not a camera recording")]
     Limit {
         /// Which quantity.
         what: &'static str,
@@ -83,7 +83,7 @@ pub enum Fault {
     /// The AV1 decoder has panicked too often.
     #[error(
         "AV1 decoding is disabled in this process: the decoder has panicked {times} times and leaks its \
-         memory each time; leave out the frames that earlier errors name, and start again"
+         memory each time; leave out the episodes of the frames that earlier errors name, and start again"
     )]
     GivenUp {
         /// How often.
@@ -96,7 +96,7 @@ pub enum Fault {
         frames: usize,
     },
     /// The caller asked for a video track beyond the last.
-    #[error("there is no video track {track} (counted from 0): the file has {tracks}")]
+    #[error("video track {track} (counted from 0) does not exist; video tracks in the file: {tracks}")]
     NoSuchTrack {
         /// How many there are.
         tracks: usize,

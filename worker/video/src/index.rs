@@ -60,7 +60,7 @@ impl Moov {
             }
             at += header.total;
         }
-        let (what, limit) = ("the number of boxes", MAX_TOP_BOXES as u64);
+        let (what, limit) = ("top-level MP4 boxes", MAX_TOP_BOXES as u64);
         Err(Fault::Limit { what, value: limit + 1, limit })
     }
 

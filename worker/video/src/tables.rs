@@ -112,7 +112,7 @@ fn offsets(stbl: &[u8], sizes: &[u32], file_bytes: u64) -> Result<(Vec<u64>, usi
                 at = at.saturating_add(size.into());
                 if at > file_bytes {
                     return Err(container(format!(
-                        "sample {sample} ends at byte {at}, but the file has {file_bytes}: it is truncated"
+                        "sample {sample} ends at byte {at}, but the truncated file has {file_bytes} bytes"
                     )));
                 }
             }
@@ -140,7 +140,7 @@ fn times(stbl: &[u8], samples: usize) -> Result<Vec<i64>, Fault> {
         }
     }
     if times.len() < samples {
-        return Err(container(format!("{} of {samples} samples have no time", samples - times.len())));
+        return Err(container(format!("{} of {samples} samples have no timestamp", samples - times.len())));
     }
     if let Some(ctts) = Boxes::find(stbl, b"ctts")? {
         let mut rest = times.as_mut_slice();

@@ -134,8 +134,8 @@ impl Catalog {
         let (values, rows) = (column.num_values() as usize, group.num_rows() as usize);
         let stored = (rows > 0 && values.is_multiple_of(rows)).then(|| values / rows)?;
         (stored != feature.width()).then(|| {
-            let found = format!("{:?}, but its rows have {stored} values", feature.shape);
-            let remedy = "correct the shape to what the recording has";
+            let found = format!("{:?}, but the data has rows of length {stored}", feature.shape);
+            let remedy = "correct the shape to match the data";
             DataError::invalid(&self.info.path, format!("features.{name}.shape"), found, remedy)
         })
     }

@@ -41,7 +41,7 @@ impl fmt::Display for Misfit {
         match self {
             Self::Missing => f.write_str("a value is missing (null)"),
             Self::Length { axis, found, wanted } => {
-                write!(f, "axis {axis} has {found} elements, but info.json says {wanted}")
+                write!(f, "axis {axis} has length {found}, but info.json says {wanted}")
             }
         }
     }
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn rows_of_another_shape_are_named_and_the_others_are_read() {
-        let length = |axis, found| format!("axis {axis} has {found} elements, but info.json says 2");
+        let length = |axis, found| format!("axis {axis} has length {found}, but info.json says 2");
         let short = values(&[2; 7], &[0, 2, 1, 2, 0, 2, 1]);
         assert_eq!(faults(&short, &lists(2), &[2, 2]), [(1, length(1, 1))]);
         let long = values(&[2; 10], &[0, 2, 1, 2, 1, 2, 0, 2, 1, 2]);
@@ -396,7 +396,7 @@ mod tests {
             faults(&values(&[3, 3, 3, 2], &[0, 1, 0, 1]), &nullable, &[2]),
             std::slice::from_ref(&missing)
         );
-        let no_list = (1, "axis 0 has 0 elements, but info.json says 2".to_string());
+        let no_list = (1, "axis 0 has length 0, but info.json says 2".to_string());
         assert_eq!(faults(&values(&[3, 3, 0], &[0, 1, 0]), &nullable, &[2]), [no_list]);
         let scalar = Lists { with_item: Vec::new(), with_value: 1 };
         assert_eq!(faults(&values(&[1, 0], &[]), &scalar, &[]), [missing]);

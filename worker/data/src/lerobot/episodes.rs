@@ -107,12 +107,7 @@ impl Episodes {
             }
             if entry.length == 0 {
                 let found = format!("episode {} is empty", entry.index);
-                return Err(DataError::invalid(
-                    path,
-                    "length",
-                    found,
-                    "delete the episode from the data set",
-                ));
+                return Err(DataError::invalid(path, "length", found, "delete the episode from the data set"));
             }
             let file = *by_name.entry((entry.chunk, entry.file)).or_insert_with(|| {
                 table.files.push(DataFile { chunk: entry.chunk, file: entry.file, rows: 0 });
@@ -125,13 +120,13 @@ impl Episodes {
         }
         if start != info.frames || table.episodes.len() as u64 != info.episodes {
             let found = format!(
-                "{} episodes with {start} frames, but {} says {} with {}",
+                "{} episodes and {start} frames in all, but {} says {} episodes and {} frames",
                 table.episodes.len(),
                 info.path.display(),
                 info.episodes,
                 info.frames
             );
-            return Err(DataError::invalid(path, "length", found, "restore the missing metadata"));
+            return Err(DataError::invalid(path, "length", found, "restore the metadata"));
         }
         Ok(table)
     }
@@ -160,8 +155,9 @@ impl Episodes {
     /// How a run does without what is in this file; none where every episode is in it.
     pub fn exclusion(&self, file: u32) -> Option<String> {
         let others = self.episodes.iter().any(|episode| episode.file != file);
-        others
-            .then(|| format!("leave its episodes out with `data.exclude_episodes: [{}]`", self.listed(file)))
+        others.then(|| {
+            format!("leave this file's episodes out with `data.exclude_episodes: [{}]`", self.listed(file))
+        })
     }
 
     /// The sample in row `row` of file `file`.

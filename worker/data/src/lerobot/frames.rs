@@ -221,7 +221,7 @@ impl FrameStore {
             return Err(DataError::invalid(path, name, found, remedy));
         }
         let found = format!("{stated} (height x width), but the frames of {} are {seen}", path.display());
-        let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+        let remedy = "correct the feature's shape; `names`, if given, says which axis is the channel";
         Err(DataError::invalid(&catalog.info.path, format!("features.{name}.shape"), found, remedy))
     }
 
@@ -237,8 +237,8 @@ impl FrameStore {
         let located = locate(video.index(), span_of(table, episode)?.from, length, catalog.info.fps);
         located.map_err(|found| {
             let remedy = format!(
-                "metadata and video are of different recordings: restore either, or leave the episode out with \
-                 `data.exclude_episodes: [{episode}]`"
+                "metadata and video are of different recordings: restore the one that is wrong, or leave the \
+                 episode out with `data.exclude_episodes: [{episode}]`"
             );
             DataError::invalid(video.path(), format!("{}, episode {episode}", table.camera), found, remedy)
         })

@@ -96,8 +96,8 @@ impl Info {
         if place::bytes(&path)?.is_none() {
             let remedy = match place::is_remote(root) || root.is_dir() {
                 true => "data.path must name a LeRobot directory of v3.0, v2.1 or v2.0".to_owned(),
-                false if root.is_file() => "a LeRobot data set is a directory; to check other data, \
-                                            give their run file: `cox data check CONFIG`"
+                false if root.is_file() => "a LeRobot data set is a directory; to check data of another \
+                                            format, pass the run file: `cox data check CONFIG`"
                     .to_owned(),
                 false => {
                     let place = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
@@ -188,6 +188,8 @@ impl Info {
         name: &str,
         fits: impl Fn(&Feature) -> bool,
     ) -> Result<&Feature, DataError> {
+        let candidates = self.candidates(&fits);
+        let available = if candidates.is_empty() { "none".to_owned() } else { candidates.join(", ") };
         match self.feature(name) {
             Some(feature) if fits(feature) => Ok(feature),
             Some(feature) if feature.is_depth() && key == "cameras" => Err(self.depth(name)),
@@ -198,23 +200,15 @@ impl Info {
                     "dtype {} and shape {:?} cannot be used for data.{key}",
                     feature.dtype, feature.shape
                 ),
-                format!("name one of: {}", self.candidates(&fits).join(", ")),
+                format!("suitable features: {available}"),
             )),
-            None => {
-                let candidates = self.candidates(fits);
-                let suggestion = nearest(name, &candidates);
-                let available = match candidates.is_empty() {
-                    true => "no suitable feature".to_string(),
-                    false => candidates.join(", "),
-                };
-                Err(DataError::UnknownFeature {
-                    path: self.path.clone(),
-                    key,
-                    name: name.into(),
-                    available,
-                    suggestion,
-                })
-            }
+            None => Err(DataError::UnknownFeature {
+                path: self.path.clone(),
+                key,
+                name: name.into(),
+                available,
+                suggestion: nearest(name, &candidates),
+            }),
         }
     }
 
@@ -270,7 +264,8 @@ fn refuse_other_storage(path: &Path, info: &Value) -> Result<(), DataError> {
         return Ok(());
     };
     let found = format!("{other:?}: a storage format of another library");
-    let remedy = "only parquet and mp4 are supported: name the data set that it was converted from";
+    let remedy =
+        "only parquet and mp4 are supported: set data.path to the data set that this one was converted from";
     Err(DataError::invalid(path, "storage_format", found, remedy))
 }
 

@@ -236,7 +236,7 @@ impl RowStore {
             let found = format!("{found} rows, but the episode metadata says {expected}");
             let without =
                 catalog.episodes.exclusion(file).map_or_else(String::new, |way| format!(", or {way}"));
-            let remedy = format!("metadata and data are of different recordings: restore either{without}");
+            let remedy = format!("metadata and data do not match: restore the one that is wrong{without}");
             return Err(DataError::invalid(&path, "rows", found, remedy));
         }
         let columns = metadata.file_metadata().schema().get_fields();

@@ -182,7 +182,8 @@ impl Aggregate {
         for (name, mine) in &mut self.stats {
             let theirs = &episode[name];
             if mine.len() != theirs.len() {
-                return Err(format!("{name}: {} elements, {} in earlier episodes", theirs.len(), mine.len()));
+                let (found, before) = (theirs.len(), mine.len());
+                return Err(format!("{name} has length {found}, but {before} in earlier episodes"));
             }
             for (i, (a, b)) in mine.iter_mut().zip(theirs).enumerate() {
                 *a = match name.as_str() {

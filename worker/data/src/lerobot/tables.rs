@@ -201,7 +201,8 @@ impl ChunkReader for Chunks {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
         let left = self.0.len().saturating_sub(start);
         if length as u64 > left {
-            return Err(ParquetError::EOF(format!("{length} bytes at {start}, but only {left} are left")));
+            let found = format!("{length} bytes expected at byte {start}, but only {left} are left");
+            return Err(ParquetError::EOF(found));
         }
         let mut bytes = vec![0; length];
         self.0.read_at(start, &mut bytes)?;

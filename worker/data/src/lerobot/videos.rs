@@ -117,8 +117,8 @@ impl VideoTable {
                 let frames = episodes.episodes[pair[0] as usize].length as f64 - 0.5;
                 if after - before < frames / info.fps {
                     let found = format!(
-                        "episode {} begins at {after} s of chunk {}, file {}, before the end of episode {}, which begins at {before} s",
-                        pair[1], file.chunk, file.file, pair[0]
+                        "episode {} (from {before} s) and episode {} (from {after} s) overlap in the video of chunk {}, file {}",
+                        pair[0], pair[1], file.chunk, file.file
                     );
                     return Err(DataError::invalid(
                         dir,

@@ -52,7 +52,8 @@ pub fn expand(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
         }
     }
     if files.len() > MOST {
-        return Err(refuse(format!("names {} files", files.len()), "write fewer and larger shards"));
+        let found = format!("names {} files, more than {MOST}", files.len());
+        return Err(refuse(found, "write fewer and larger shards"));
     }
     let mut sorted: Vec<&PathBuf> = files.iter().collect();
     sorted.sort();
@@ -66,7 +67,7 @@ fn readable(files: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
     let packed = files.iter().find(|file| is_compressed(&file.to_string_lossy().to_lowercase()));
     match packed {
         Some(file) => {
-            let found = "is compressed as a whole, so that no sample can be read alone";
+            let found = "is compressed as a whole, so single samples cannot be read";
             let remedy = "unpack it to a .tar; images and audio in it are compressed anyway";
             Err(DataError::invalid(file, "(file)", found, remedy))
         }
@@ -105,7 +106,7 @@ fn numbers(first: &str, last: &str) -> Result<Vec<String>, String> {
     let number =
         |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u64>().ok());
     let (Some(Some(from)), Some(Some(to))) = (number(first), number(last)) else {
-        return Err(format!("has {{{first}..{last}}}, which are not two numbers"));
+        return Err(format!("has {{{first}..{last}}}, which is not a range of two numbers"));
     };
     if from > to || to - from >= MOST as u64 {
         return Err(format!(

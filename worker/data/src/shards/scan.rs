@@ -103,9 +103,9 @@ pub(super) fn header_at(file: &File, path: &Path, at: u64) -> Result<Header, Dat
     }
     let (found, remedy) = match bytes {
         [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] | [0xfd, b'7', b'z', ..] | [b'B', b'Z', b'h', ..] => {
-            ("is compressed", "unpack it to a plain tar file")
+            ("compressed data", "unpack the shard to a plain tar file")
         }
-        _ => ("has no valid tar header there (wrong checksum)", "copy or write the shard again"),
+        _ => ("not a valid tar header (wrong checksum)", "copy or write the shard again"),
     };
     Err(DataError::invalid(path, at_byte(at), found, remedy))
 }
@@ -135,8 +135,9 @@ impl Scan<'_> {
     /// What an entry is, and on to the one behind it.
     fn entry(&mut self, header: &Header) -> Result<Option<TarMember>, DataError> {
         let size = header.entry_size();
-        let size =
-            size.map_err(|error| self.refuse(format!("has no size ({error})"), "write the shard again"))?;
+        let size = size.map_err(|error| {
+            self.refuse(format!("the tar header has no valid size ({error})"), "write the shard again")
+        })?;
         let content = self.at + BLOCK;
         let name = |scan: &Self| match &scan.long_name {
             Some(name) => name.clone(),
@@ -180,7 +181,7 @@ impl Scan<'_> {
     /// The content of an entry that says something of the next one.
     fn extended(&self, content: u64, size: u64) -> Result<Vec<u8>, DataError> {
         if size > LONGEST_NAME {
-            let found = format!("an extended header has {size} bytes");
+            let found = format!("an extended header has {size} bytes, more than {LONGEST_NAME}");
             return Err(self.refuse(found, "write the shard again, with shorter file names"));
         }
         let mut bytes = vec![0; size as usize];
@@ -190,7 +191,7 @@ impl Scan<'_> {
 
     fn attributes(&mut self, bytes: &[u8]) -> Result<(), DataError> {
         for attribute in PaxExtensions::new(bytes) {
-            let broken = |_| self.refuse("has a broken extended header", "copy or write the shard again");
+            let broken = |_| self.refuse("the extended header is damaged", "copy or write the shard again");
             let attribute = attribute.map_err(broken)?;
             match attribute.key_bytes() {
                 b"path" => {
@@ -219,8 +220,9 @@ impl Scan<'_> {
         let first = self.key.as_deref() != Some(key);
         if first {
             if let Some(begun) = self.begins.insert(key.to_owned(), self.at) {
-                let found =
-                    format!("`{name}`: members of {key} are not adjacent; others begin at byte {begun}");
+                let found = format!(
+                    "`{name}` does not follow the other members of sample `{key}`, which are at byte {begun}"
+                );
                 let remedy = "give each sample its own key, or write the shard again with `tar --sort=name`";
                 return Err(self.refuse(found, remedy));
             }
@@ -231,7 +233,7 @@ impl Scan<'_> {
             return Err(self.refuse(format!("`{name}` occurs twice"), remedy));
         }
         if self.endings.len() as u32 == MOST_MEMBERS {
-            let found = format!("{key} has more than {MOST_MEMBERS} members");
+            let found = format!("sample `{key}` has more than {MOST_MEMBERS} members");
             let remedy = "rename them: files with the same name up to the first dot are one sample";
             return Err(self.refuse(found, remedy));
         }

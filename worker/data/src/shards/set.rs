@@ -85,7 +85,7 @@ impl Shards {
                     true => Err(DataError::invalid(
                         &path,
                         "(file)",
-                        format!("{} members with {} endings are too many", set.members.len(), numbers.len()),
+                        format!("too many members ({}) or extensions ({})", set.members.len(), numbers.len()),
                         "use fewer shards, or rename files: the part of a name that differs between \
                          samples must come before the first dot",
                     )),
@@ -226,7 +226,7 @@ impl Shards {
         match header.entry_size().ok() == Some(self.bytes(member)) {
             true => Ok(file),
             false => {
-                let found = "is not the same member as when the run began";
+                let found = "the member has changed since the run began";
                 Err(DataError::invalid(path, at_byte(at), found, "restore the shard"))
             }
         }

@@ -86,7 +86,7 @@ fn an_inspected_data_set_counts_its_videos_and_offers_their_cameras() {
         let coded: Vec<_> = cameras.map(|camera| camera.video.as_deref().unwrap()).collect();
         assert_eq!(coded.len(), 2);
         assert!(
-            coded[0].starts_with("AV1, a keyframe every ") && coded[1].starts_with("H.264, "),
+            coded[0].starts_with("AV1, keyframe interval ") && coded[1].starts_with("H.264, "),
             "{coded:?}"
         );
         let section = report.run_section(&[]);

@@ -151,7 +151,7 @@ fn a_shape_that_the_rows_have_not_is_blamed_before_statistics_of_the_rows() {
     assert!(normalizer(2).is_ok());
     edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([7]));
     let error = normalizer(7).unwrap_err().to_string();
-    says(&error, &["info.json: features.action.shape: [7], but its rows have 2 values; correct the shape"]);
+    says(&error, &["info.json: features.action.shape: [7], but the data has rows of length 2; correct"]);
     assert!(!error.contains("cox data stats"), "{error}");
     edit_info(dir.path(), |info| info["features"]["action"]["shape"] = json!([2]));
     put(dir.path(), "meta/stats.json", br#"{"action": {"mean": [1, 2, 3], "std": [1, 2, 3]}}"#);
@@ -192,7 +192,7 @@ fn leaving_episodes_out_is_no_way_where_none_would_be_left() {
     let only = missing(&V30, "data/chunk-000/file-000.parquet");
     assert!(only.contains("copy or download it") && !only.contains("exclude_episodes"), "{only}");
     let one = missing(&V21, "data/chunk-000/episode_000000.parquet");
-    says(one, &["copy or download it, or leave its episodes out with `data.exclude_episodes: [0]`"]);
+    says(one, &["copy or download it, or leave this file's episodes out with `data.exclude_episodes: [0]`"]);
 }
 
 #[test]
@@ -237,8 +237,8 @@ fn metadata_that_places_no_frames_is_refused() {
     let overlap = [
         "meta/episodes",
         "videos/observation.images.front/from_timestamp",
-        "episode 1 begins at 0.6 s",
-        "before the end of episode 0",
+        "episode 0 (from 0 s)",
+        "episode 1 (from 0.6 s) overlap",
     ];
     says(opened(|info| info["fps"] = json!(10)), &overlap);
     says(opened(|info| info["fps"] = json!(0)), &["info.json", "fps", "used to find frames"]);

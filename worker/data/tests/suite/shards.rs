@@ -110,8 +110,8 @@ fn damage_is_named_with_file_byte_and_remedy() {
         // The two bytes of `a.json` begin at 1536.
         (whole[..1537].to_vec(), "byte 1024: `a.json` has 2 bytes, but the shard has only 1 of them; copy"),
         (whole[..1024 + 100].to_vec(), "byte 1024: the shard ends within a header; copy"),
-        (flipped, "byte 1024: has no valid tar header there (wrong checksum); copy or write the shard again"),
-        (b"\x1f\x8b\x08".repeat(300), "byte 0: is compressed; unpack"),
+        (flipped, "byte 1024: not a valid tar header (wrong checksum); copy or write the shard again"),
+        (b"\x1f\x8b\x08".repeat(300), "byte 0: compressed data; unpack"),
     ] {
         let found = damaged(bytes);
         assert!(found.contains("s.tar") && found.contains(wanted), "{found}");
@@ -120,7 +120,7 @@ fn damage_is_named_with_file_byte_and_remedy() {
         (vec![TWO[0], TWO[1], ("a.JSON", b"{}")], "byte 2048: `a.JSON` occurs twice"),
         (
             vec![TWO[0], TWO[2], TWO[1]],
-            "byte 2048: `a.json`: members of a are not adjacent; others begin at byte 0",
+            "byte 2048: `a.json` does not follow the other members of sample `a`, which are at byte 0",
         ),
     ] {
         let found = refused(&shard(dir.path(), "s.tar", &members));

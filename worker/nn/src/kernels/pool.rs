@@ -26,7 +26,7 @@ pub fn join() -> usize {
         pool.get_or_init(|| match ThreadPoolBuilder::new().use_current_thread().build() {
             Ok(pool) => Some(pool),
             Err(error) => {
-                tracing::warn!(%error, "cannot start a thread pool; using the process's: slower, same results");
+                tracing::warn!(%error, "cannot start a thread pool; using the process-wide pool, which is slower");
                 None
             }
         });

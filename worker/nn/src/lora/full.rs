@@ -56,7 +56,7 @@ impl TrainedModules {
                 return Err(setting(format!("`{pattern}` {}", nothing(modules))));
             }
             if trained.len() == before {
-                tracing::warn!(field = TRAIN, %pattern, "pattern adds no new module");
+                tracing::warn!(field = TRAIN, %pattern, "pattern has no effect: earlier patterns match the same modules");
             }
         }
         Ok(Self(trained))
@@ -79,8 +79,8 @@ impl TrainedModules {
                 let holder = holder(module, modules);
                 if !tying && tied.is_some_and(|table| table.name == holder.name) {
                     return Err(format!(
-                        "{name:?} means `{}`, which PEFT trained separately, but this model ties it to another \
-                         table (tie_word_embeddings). If nothing uses the logits, set `ensure_weight_tying` to \
+                        "{name:?} matches `{}`, which PEFT trained separately, but this model ties embedding and \
+                         lm_head (tie_word_embeddings). If nothing uses the logits, set `ensure_weight_tying` to \
                          true here; otherwise train the adapter again with that setting, or untie the model",
                         module.name
                     ));

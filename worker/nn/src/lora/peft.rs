@@ -101,7 +101,7 @@ impl PeftAdapter {
             _ => LoraError::Io {
                 path: path.clone(),
                 source,
-                remedy: "adapters are read from safetensors only; save adapter_model.bin again with a current PEFT",
+                remedy: "only safetensors is supported; if the adapter is in adapter_model.bin, save it again with a current PEFT",
             },
         })?;
         let tensors = Weights { path: &path, file: &file, modules }.read(&plan, &saved)?;
@@ -167,7 +167,7 @@ impl PeftAdapter {
             };
             if tensor.shape != param.shape {
                 return refuse(format!(
-                    "`{}` of the adapter has shape {:?}, the model's has {:?}: an adapter of another model?",
+                    "`{}` has shape {:?}, but the model has {:?}; is the adapter for another model?",
                     param.name, tensor.shape, param.shape
                 ));
             }
@@ -227,7 +227,7 @@ impl Weights<'_> {
                 None => self.newer_spelling(&key, saved)?,
             };
             if found.insert(name, info).is_some() {
-                return Err(self.error(format!("tensor `{stored}` is stored in two spellings of its name")));
+                return Err(self.error(format!("tensor `{stored}` is stored under two spellings")));
             }
         }
         if !copies.is_empty() {
@@ -245,7 +245,7 @@ impl Weights<'_> {
                 })?;
                 if info.shape != shape {
                     let problem = format!(
-                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) ask for {shape:?}: correct `r` or `rank_pattern`",
+                        "tensor `{key}` has shape {:?}; the model and {CONFIG} (rank {}) require {shape:?}; correct `r` or `rank_pattern`",
                         info.shape, spec.rank
                     );
                     return Err(self.error(problem));
@@ -264,7 +264,7 @@ impl Weights<'_> {
             // Before any of it is read: the file may be of any size.
             if info.shape.iter().product::<usize>() > self.most_elements(&name) {
                 let problem = format!(
-                    "tensor `{name}` has shape {:?}, which is larger than the model's tensor: an adapter of another model?",
+                    "tensor `{name}` has shape {:?}, which is larger than the model's tensor; is the adapter for another model?",
                     info.shape
                 );
                 return Err(self.error(problem));
@@ -307,14 +307,14 @@ impl Weights<'_> {
         });
         let Some((module, suffix)) = parts else {
             return Err(self.error(format!(
-                "tensor `{key}`; expected base_model.model.<module> and .lora_A.weight, .lora_B.weight or \
-                 .lora_magnitude_vector of an adapted linear, or a tensor of a module in modules_to_save"
+                "unknown tensor `{key}`; expected base_model.model.<module> followed by .lora_A.weight, \
+                 .lora_B.weight or .lora_magnitude_vector, or a tensor of a module in modules_to_save"
             )));
         };
         match self.modules.iter().find(|m| m.name == module || m.old_name == module) {
             Some(found) => Ok(format!("base_model.model.{}{suffix}", found.name)),
             None => Err(self.error(format!(
-                "tensor `{key}` is for a module that the model does not have: an adapter of another model?"
+                "tensor `{key}` is for a module that the model does not have; is the adapter for another model?"
             ))),
         }
     }

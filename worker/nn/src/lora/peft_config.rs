@@ -257,7 +257,7 @@ impl Fields<'_> {
         for field in REFUSED {
             if let Some(value) = self.get(field).filter(|value| !is_neutral(value)) {
                 let problem = format!(
-                    "{value} is not supported; train or convert the adapter to plain LoRA without it"
+                    "{value} is not supported; convert the adapter to plain LoRA, or train it again as such"
                 );
                 return Err(self.error(field, problem));
             }

@@ -153,7 +153,7 @@ impl LoraPlan {
             }
         }
         if let Some(extra) = other.adapters.keys().find(|name| !self.adapters.contains_key(*name)) {
-            return Some(format!("`{extra}` has an adapter, but not in the run file"));
+            return Some(format!("`{extra}` has an adapter in that directory, but not in the run file"));
         }
         let [ours, theirs] = [self, other].map(|plan| plan.recipe.bias.as_str());
         (ours != theirs).then(|| format!("bias: {ours} in the run file, {theirs} in the adapter"))

@@ -68,7 +68,7 @@ impl Lora {
                 !names.is_empty() && names.iter().all(|name| !name.trim().is_empty()),
                 "lora.targets",
                 "is empty or has an empty name",
-                "list module names, for instance `[q_proj, v_proj]`; to train without LoRA remove the section",
+                "list module names, for instance `[q_proj, v_proj]`; to train without LoRA, remove the section `lora`",
             ),
             LoraTargets::Regex(pattern) => check_pattern("lora.targets", pattern, f),
         }

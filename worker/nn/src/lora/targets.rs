@@ -176,9 +176,9 @@ impl<'a> Targets<'a> {
         match (near.filter(|(distance, near)| *distance <= 1 + near.len() / 3), &self.rule) {
             (Some((_, near)), Rule::Suffixes(_)) => format!("did you mean \"{near}\"?"),
             (Some((_, near)), _) => {
-                format!("did you mean the list [\"{near}\"]? An expression matches whole paths")
+                format!("did you mean the list [\"{near}\"]? An expression must match the whole path")
             }
-            _ => format!("paths look like `{example}`, and an expression must match the whole path"),
+            _ => format!("paths look like `{example}`; names match their end, expressions the whole path"),
         }
     }
 }

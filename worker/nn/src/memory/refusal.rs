@@ -74,7 +74,7 @@ pub fn refused() -> Option<String> {
 /// the device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
-        tracing::warn!(device = %words, "a device allocation failed: the work that needed it has no result");
+        tracing::warn!(device = %words, "a device allocation failed; the operation that needed it has no result");
         set_in_order();
     }
 }

@@ -47,5 +47,5 @@ fn videos_and_large_pictures_fit() {
     assert!(drawn.width < 2000 && drawn.height > 2 * 96, "{} x {}", drawn.width, drawn.height);
     let mini = repository("configs/assets/metaworld-mini");
     let wrong = episode(&mini, 4, 8).unwrap_err().to_string();
-    assert_eq!(wrong, "episode 4 does not exist: there are 4");
+    assert_eq!(wrong, "episode 4 does not exist (4 in all, numbered from 0)");
 }

@@ -295,7 +295,7 @@ fn list_entries(minus_one: u32) -> Result<(), Fault> {
 
 fn small(value: u32, limit: u32) -> Result<u32, Fault> {
     if value > limit {
-        Err(picture(format!("a header says {value}, but {limit} is the maximum")))
+        Err(picture(format!("a header field is {value}, but at most {limit} is allowed")))
     } else {
         Ok(value)
     }

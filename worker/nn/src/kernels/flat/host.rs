@@ -54,7 +54,7 @@ impl Flat for Vec<f32> {
     }
 
     fn clear(&mut self, range: Range<usize>) {
-        let _op = profile::operation("clearing of gradients");
+        let _op = profile::operation("zeroing of gradients");
         self[range].fill(0.0);
     }
 
@@ -88,13 +88,13 @@ impl Flat for Vec<f32> {
     }
 
     fn narrow(&self, halves: &mut Vec<bf16>) {
-        let _op = profile::operation("packing to 2 bytes");
+        let _op = profile::operation("conversion to bf16");
         halves.resize(self.len(), bf16::ZERO);
         convert(self, halves, narrow);
     }
 
     fn widen(&mut self, halves: &Vec<bf16>, range: Range<usize>) {
-        let _op = profile::operation("unpacking of 2 bytes");
+        let _op = profile::operation("conversion from bf16");
         convert(&halves[range.clone()], &mut self[range], widen);
     }
 }
@@ -115,7 +115,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add(&mut self, gradients: Vec<Gradient<B>>) {
-        let _op = profile::operation("adding up gradients");
+        let _op = profile::operation("gradient accumulation");
         if gradients.is_empty() {
             return;
         }
@@ -137,7 +137,7 @@ impl<B: ModelBackend> FlatOn<B> for Vec<f32> {
     }
 
     fn add_rows(&mut self, gradients: RowGradients<'_, B>) {
-        let _op = profile::operation("adding up a table's gradients");
+        let _op = profile::operation("embedding, weight gradient");
         let RowGradients { range, first, lookups, values_nd } = gradients;
         let (width, mut table, mut before) = (values_nd.dims()[1], &mut self[range], 0);
         if first {

@@ -152,13 +152,13 @@ impl RowOps for Flex {
     }
 
     fn narrowed(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let _op = profile::operation("packing to 2 bytes");
+        let _op = profile::operation("conversion to bf16");
         let shape = x_nd.dims();
         tensor(rounding::narrowed(Values::from_tensor(x_nd).get()), shape)
     }
 
     fn widened(x_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let _op = profile::operation("unpacking of 2 bytes");
+        let _op = profile::operation("conversion from bf16");
         match WeightValues::from_weight(x_nd.clone().into()).get() {
             linear::WeightView::Bf16(values) => tensor(rounding::widened(values), x_nd.dims()),
             _ => x_nd,

@@ -132,7 +132,7 @@ fn statistics_that_are_missing_or_of_another_length_are_named() {
     );
     refused_at_open(
         |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, 2.0, 3.0])),
-        &["action.std", "3 values for a feature of 2"],
+        &["action.std", "3 values for a feature of width 2"],
     );
     refused_at_open(
         |d, _| edit(d, "meta/stats.json", |v| v["action"]["std"] = json!([1.0, null])),
@@ -307,7 +307,7 @@ fn a_damaged_row_is_named_with_all_samples_that_need_it() {
 fn rows_that_do_not_have_the_promised_shape_are_named() {
     let recording = Recording { state_width: 2, ..Default::default() };
     let dataset = open_spoiled(&recording, |_, _| ()).unwrap();
-    refused(dataset.sample(0), &["observation.state", "2 elements, but info.json says 3"]);
+    refused(dataset.sample(0), &["observation.state", "length 2, but info.json says 3"]);
     refused_at_open(
         |d, _| edit(d, "meta/info.json", |i| i["features"]["ghost"] = i["features"]["action"].take()),
         &["info.json", "action"],

@@ -30,5 +30,5 @@ fn pictures_and_numbers_are_those_of_samples() {
         assert_eq!(action.series[0][frame], sample.actions[0]);
     }
     let missing = dataset.preview(4, 4).unwrap_err().to_string();
-    assert_eq!(missing, "episode 4 does not exist: there are 4");
+    assert_eq!(missing, "episode 4 does not exist (4 in all, numbered from 0)");
 }

@@ -54,6 +54,6 @@ fn a_row_of_an_episode_that_is_not_trained_on_costs_nothing() {
 #[test]
 fn a_column_that_holds_nothing_of_the_kind_blames_the_row_that_is_asked_for() {
     let dataset = opened(Recording { state_width: 2, ..Recording::default() });
-    refused(dataset.sample(3), &["sample 3 (episode 0, frame 3)", "2 elements, but info.json says 3"]);
-    refused(dataset.sample(8), &["sample 8 (episode 2, frame 2)", "2 elements, but info.json says 3"]);
+    refused(dataset.sample(3), &["sample 3 (episode 0, frame 3)", "length 2, but info.json says 3"]);
+    refused(dataset.sample(8), &["sample 8 (episode 2, frame 2)", "length 2, but info.json says 3"]);
 }
