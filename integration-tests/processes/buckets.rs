@@ -153,8 +153,8 @@ fn a_worker_that_finds_another_object_than_the_run_began_with_names_it() {
     bytes[middle] ^= 1;
     bucket.moto.put(&format!("sets/mini/{data}"), &bytes);
     signal(worker_of(running.pid(), 1).expect("it lives"), Signal::SIGKILL);
-    let line = running.wait_for("changed while it was read");
-    assert!(line.contains(&format!("s3://sets/mini/{data}: changed while it was read")), "{line}");
+    let line = running.wait_for("is no longer the same object");
+    assert!(line.contains(&format!("s3://sets/mini/{data}: is no longer the same object")), "{line}");
 }
 
 #[test]

@@ -103,5 +103,5 @@ fn a_pair_that_cannot_be_used_is_refused_before_the_first_step() {
     let output = dir.path().join("another");
     let (status, printed) = CoxProcess::of(command(&output, &["data.target=title"])).finish();
     assert_eq!(status.code(), Some(3), "{printed}");
-    assert!(printed.contains("has no column `title`; name one of `text`, `summary`"), "{printed}");
+    assert!(printed.contains("has no column `title`; name two of `text`, `summary`"), "{printed}");
 }

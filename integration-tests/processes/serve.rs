@@ -91,7 +91,7 @@ fn a_served_policy_is_healthy_counts_and_ends_by_a_signal() {
     assert!(status.success(), "{printed}");
     // A line says how severe it is, and not in which module it was written.
     assert!(printed.contains("  info    SIGTERM: finishing requests under way"), "{printed}");
-    assert!(printed.contains("  info    warm: "), "{printed}");
+    assert!(printed.contains("  info    warm-up: "), "{printed}");
 }
 
 #[test]

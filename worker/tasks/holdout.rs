@@ -21,7 +21,7 @@ impl Holdout {
         let training = Arc::new(training(count, every));
         if training.is_empty() {
             let found = format!("{count} {one}s, none left to train on");
-            let remedy = format!("{remedy}, and at least two with data.holdout_every");
+            let remedy = format!("{remedy} (with data.holdout_every, at least two {one}s)");
             return Err(DataError::invalid(path, "(samples)", found, remedy));
         }
         Ok(Self { count, every, training, left_out: BTreeSet::new() })

@@ -201,7 +201,7 @@ pub fn fill(
     let mut found: BTreeMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     if found.is_empty() {
         return refused(
-            "an unfinished run has no results yet; export its newest checkpoint with `cox export`, and \
+            "has no results; if the run is unfinished, export its newest checkpoint with `cox export`, and \
              name RUN_DIR/export"
                 .into(),
         );
@@ -239,11 +239,11 @@ fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, Task
         let other = adapter.plan().adapters().find_map(|(name, theirs)| {
             let ours = ours.adapter(name).filter(|ours| ours.rank == theirs.rank)?;
             (ours.scale != theirs.scale || ours.dora != theirs.dora)
-                .then(|| format!("`{name}`: {theirs} there, {ours} here"))
+                .then(|| format!("`{name}`: {theirs} in the adapter, {ours} in this run"))
         });
         if let Some(difference) = other {
             return refused(format!(
-                "differs in {difference}; set lora.alpha, lora.rslora and lora.use_dora as in its {}",
+                "differs in {difference}; set lora.alpha, lora.rslora, lora.use_dora as in the adapter's {}",
                 PEFT[0]
             ));
         }

@@ -50,8 +50,8 @@ impl Starter {
     pub fn holdout(&mut self, samples: u64) -> u64 {
         let every = if samples >= 2 * HELD_OUT_OF { HELD_OUT_OF } else { 0 };
         self.lines(match every {
-            0 => "  holdout_every: 0 # too few to hold some out".to_owned(),
-            every => format!("  holdout_every: {every} # not trained on: the error is measured on them"),
+            0 => "  holdout_every: 0 # too few samples to hold any out".to_owned(),
+            every => format!("  holdout_every: {every} # 1 in {every} samples is evaluated, not trained on"),
         });
         samples - samples.checked_div(every).unwrap_or(0)
     }

@@ -62,7 +62,7 @@ impl Door {
             return Ok(());
         }
         if self.tokens.is_none() {
-            return Err("set COX_TOKEN or COX_TOKEN_FILE (`cox token` makes one), or listen on 127.0.0.1");
+            return Err("set COX_TOKEN or COX_TOKEN_FILE (see `cox token`), or listen on 127.0.0.1");
         }
         if self.tls.is_none() && !self.plaintext {
             return Err(

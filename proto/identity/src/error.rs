@@ -68,8 +68,8 @@ pub enum IdentityError {
     Random(getrandom::Error),
     /// This build has no TLS.
     #[error(
-        "{0} is not on this machine, and this build of cox has no TLS: build it with `--features tls`, or \
-         give `--plaintext` (for commands: http://{0}) if the network is trusted"
+        "{0} is not on this machine, and this build of cox has no TLS: build it with `--features tls`, or, \
+         if the network is trusted, give `--plaintext` (to commands: the address http://{0})"
     )]
     WithoutTls(String),
     /// This build has no TLS for certificates.
@@ -82,8 +82,7 @@ pub enum IdentityError {
     NoCertificates,
     /// Nothing to know the server by.
     #[error(
-        "{0} is called through TLS, but its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), \
-         or COX_TLS_CA"
+        "{0} uses TLS, but its identity cannot be verified: set COX_TOKEN (or COX_TOKEN_FILE), or COX_TLS_CA"
     )]
     NothingToTrust(String),
     /// A certificate, its key, or those it is checked against.
@@ -120,8 +119,8 @@ pub enum IdentityError {
     },
     /// The other end speaks in clear.
     #[error(
-        "{0} does not speak TLS: if its coordinator was started with --plaintext, use that here, too \
-         (commands: http://{0}); or another program listens there"
+        "{0} does not speak TLS: if its coordinator was started with --plaintext, give `--plaintext` \
+         here, too (to commands: the address http://{0}); otherwise another program listens there"
     )]
     InClear(String),
     /// The handshake failed in another way.

@@ -101,7 +101,7 @@ fn parse(path: &Path, text: &str) -> Result<FileGrants, IdentityError> {
             None => granted.tokens.push(Token::parse(entry).map_err(|error| wrong(error.to_string()))?),
         }
         if granted.tokens.len() + granted.names.len() > MAX_LINES {
-            return Err(wrong(format!("more than {MAX_LINES} tokens and names")));
+            return Err(wrong(format!("more than {MAX_LINES} tokens and names; remove some")));
         }
     }
     if granted.tokens.is_empty() {

@@ -62,9 +62,9 @@ impl Provider {
                 "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
             }
             Self::Azure => {
-                "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or AZURE_SKIP_SIGNATURE=true for a public container"
+                "set AZURE_STORAGE_ACCOUNT_NAME and one of AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_SAS_KEY; for a public container set AZURE_SKIP_SIGNATURE=true"
             }
-            Self::Http => "the server asks for credentials of a kind that is not supported",
+            Self::Http => "web servers that require credentials are not supported; use a bucket",
         }
     }
 
@@ -197,14 +197,14 @@ impl Bucket {
             }
             _ if matches!(status, Some(401 | 403)) => Some(self.denied(message)),
             Error::NotFound { .. } => Some(RemoteError::Missing),
-            Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag differs".into())),
+            Error::Precondition { .. } => Some(RemoteError::Changed("its entity tag is another one".into())),
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Some(self.denied(message)),
             Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. } => {
                 Some(RemoteError::Refused(message))
             }
             _ if message.contains("non-partial response") => {
                 let what = "the server does not support range requests, which are needed";
-                Some(RemoteError::Refused(format!("{what}; use one that answers `Range` requests")))
+                Some(RemoteError::Refused(format!("{what}; use a server that does")))
             }
             _ => match status {
                 Some(408 | 429) | None => None,

@@ -11,7 +11,7 @@ pub enum RemoteError {
     )]
     Address(String),
     /// There is no such object.
-    #[error("there is no such object; correct the address, or copy the file there")]
+    #[error("there is no such object; correct the address, or upload the object")]
     Missing,
     /// There is no such bucket.
     #[error(
@@ -49,14 +49,14 @@ pub enum RemoteError {
     },
     /// The object is another one than it was at first.
     #[error(
-        "changed while it was read: {0}; do not change data during a run; start again with the new object"
+        "is no longer the same object: {0}; restore it, or start again with the new one (a run needs another run.output_dir then)"
     )]
     Changed(String),
     /// The server's answer is of no use, and no other is to be expected.
-    #[error("cannot be read: {0}")]
+    #[error("cannot be accessed: {0}")]
     Refused(String),
     /// The disk of a file that is written to a bucket, or brought from one.
-    #[error("its file on the local disk failed: {0}")]
+    #[error("its file on the local disk cannot be read or written: {0}")]
     Local(String),
     /// The local disk refused.
     #[error("{}: the cache of buckets cannot be used: {message}; make room there, or name another directory (data.bucket_cache.dir)", path.display())]

@@ -33,8 +33,8 @@ pub fn pin(address: &str, file: &Path) -> Result<(), (String, RemoteError)> {
     for line in text.lines() {
         let Some((seen, path)) = line.rsplit_once('\t') else { continue };
         if now.get(path).map(String::as_str) != Some(seen) {
-            let found = now.get(path).map_or("gone", |_| "another version");
-            let what = format!("{found} since the run began (recorded in {})", file.display());
+            let found = now.get(path).map_or("removed", |_| "replaced");
+            let what = format!("it was {found} after the run began (original versions: {})", file.display());
             return Err((path.to_owned(), RemoteError::Changed(what)));
         }
     }

@@ -13,12 +13,12 @@ pub fn wait<T: Send + 'static>(
     static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
     let start = || Builder::new_multi_thread().worker_threads(2).thread_name("bucket").enable_all().build();
     let lost = |why: &dyn std::fmt::Display| {
-        RemoteError::Refused(format!("cannot start a thread for requests: {why}"))
+        RemoteError::Refused(format!("the threads for requests failed: {why}"))
     };
     let runtime = RUNTIME.get_or_init(start).as_ref().map_err(|error| lost(error))?;
     let (send, receive) = mpsc::sync_channel(1);
     runtime.spawn(async move {
         let _ = send.send(future.await);
     });
-    receive.recv().map_err(|_| lost(&"it is gone"))?
+    receive.recv().map_err(|_| lost(&"a request ended without a result"))?
 }

@@ -72,7 +72,7 @@ impl Storage for BucketFolder {
             let got = bucket.persist(|| async {
                 let got = bucket.store.get(&path).await?;
                 if got.meta.size > MAX_SMALL {
-                    let source = format!("{} bytes are too many for this object", got.meta.size).into();
+                    let source = format!("has {} bytes; the maximum is {MAX_SMALL}", got.meta.size).into();
                     return Err(Error::NotSupported { source });
                 }
                 let version = Version { tag: got.meta.e_tag.clone(), number: got.meta.version.clone() };

@@ -68,7 +68,7 @@ impl Clients {
         let stream = stream.try_clone().map_err(|error| error.to_string())?;
         let mut connected = self.lock();
         if connected.closing {
-            return Err("the server is ending".to_owned());
+            return Err("the server is shutting down".to_owned());
         }
         let longest = match connected.strangers.len() < MAX_STRANGERS {
             true => None,
@@ -83,7 +83,7 @@ impl Clients {
             let _ = stranger.shutdown(Shutdown::Both);
             self.refuse(
                 from,
-                &format!("{MAX_STRANGERS} others connected after it, and it had not identified itself"),
+                &format!("it had not identified itself, and {MAX_STRANGERS} others have connected since"),
             );
         }
         Ok(number)
@@ -140,7 +140,7 @@ impl Clients {
     pub fn refuse(&self, from: SocketAddr, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = refusals.add(LINE_PAUSE) {
-            tracing::warn!(%from, count, "connections rejected since the last such line: {count}; the last one because {why}");
+            tracing::warn!(%from, count, "connections rejected since the last such line: {count}; reason for the last: {why}");
         }
     }
 }

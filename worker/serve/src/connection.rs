@@ -172,7 +172,7 @@ impl<S: Read + Write> Client<'_, S> {
         self.refused += 1;
         match self.refused {
             1 => {
-                tracing::info!(from = %self.from, problem, "an observation was refused, the first of this client")
+                tracing::info!(from = %self.from, problem, "an observation was refused (further ones of this client: debug log)")
             }
             _ => tracing::debug!(from = %self.from, problem, "an observation was refused"),
         }

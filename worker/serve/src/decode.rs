@@ -349,7 +349,7 @@ fn map(unread: &mut MessageRest<'_>, count: u32) -> Result<Option<Result<Value, 
         Parts { is_array: true, data: Some(data), dtype: Some(dtype), shape: Some(shape), .. } => {
             array(data, dtype, shape)
         }
-        Parts { is_array: true, .. } => Err("an array without data, dtype and shape (at most 8 axes)".into()),
+        Parts { is_array: true, .. } => Err("an array needs data, dtype and shape (at most 8 axes)".into()),
         Parts { is_scalar: true, .. } => Err("a NumPy scalar that is not a number".into()),
         _ => return Ok(None),
     }))
@@ -357,10 +357,10 @@ fn map(unread: &mut MessageRest<'_>, count: u32) -> Result<Option<Result<Value, 
 
 fn array(data: &[u8], dtype: &str, shape: Vec<usize>) -> Result<Value, String> {
     let (width, name) =
-        element(dtype).ok_or_else(|| format!("dtype {dtype}; send uint8, float32 or float64"))?;
+        element(dtype).ok_or_else(|| format!("unsupported dtype {dtype}; send uint8, float32 or float64"))?;
     let bytes = shape.iter().try_fold(width, |bytes, axis| bytes.checked_mul(*axis));
     if bytes != Some(data.len()) {
-        return Err(format!("{} bytes for an array {shape:?} of dtype {dtype}", data.len()));
+        return Err(format!("{} bytes are no array of shape {shape:?} and dtype {dtype}", data.len()));
     }
     Ok(match dtype {
         "|u1" => Value::bytes(shape, data.to_vec()),

@@ -131,7 +131,7 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     if !matches!(request.parse(head), Ok(Status::Complete(_))) {
-        return Reply::once("400 Bad Request", "not a request of HTTP/1.1\n");
+        return Reply::once("400 Bad Request", "not an HTTP/1.1 request\n");
     }
     let header = |name: &str| {
         let found = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
@@ -146,8 +146,7 @@ fn reply(head: &[u8], token: Option<&str>, metrics: &Metrics) -> Reply {
         return Reply::once("200 OK", "OK\n");
     }
     if !admits(token, header("authorization")) {
-        let text =
-            "this server requires `Authorization: Api-Key TOKEN`; openpi's client takes it as api_key\n";
+        let text = "this server requires `Authorization: Api-Key TOKEN` (api_key=TOKEN in openpi's client)\n";
         return Reply::once(UNAUTHORIZED, text);
     }
     if path == "/metrics" {

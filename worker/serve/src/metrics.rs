@@ -80,13 +80,13 @@ impl Metrics {
             let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
         };
         tell("cox_serve_clients", "gauge", "Clients that are connected.", read(&self.clients));
-        tell("cox_serve_errors_total", "counter", "Observations without an answer.", read(&self.errors));
+        tell("cox_serve_errors_total", "counter", "Observations refused or failed.", read(&self.errors));
         tell("cox_serve_batches_total", "counter", "Forward passes.", read(&self.batches));
         tell("cox_serve_batched_total", "counter", "Observations in forward passes.", read(&self.batched));
         let name = "cox_serve_latency_seconds";
         let help = format!(
-            "Time from reading an observation to its answer, without sending it; quantiles of the latest \
-             {WINDOW}."
+            "Time from receipt of an observation until its answer is ready to be sent; quantiles of the \
+             latest {WINDOW}."
         );
         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} summary\n");
         for quantile in QUANTILES {

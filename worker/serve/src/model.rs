@@ -101,7 +101,7 @@ fn warm_up(responder: &dyn Responder, max_batch: usize) -> Result<(), String> {
         let stopwatch = Stopwatch::start();
         (0..WARM_UPS).try_for_each(|_| survived(responder, &batch).map(drop))?;
         let milliseconds = stopwatch.milliseconds() / WARM_UPS as f64;
-        tracing::info!("warm: {milliseconds:.1} ms for a batch of {size}");
+        tracing::info!("warm-up: {milliseconds:.1} ms for a batch of {size}");
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ impl Patience {
         match left.is_zero() {
             false => Ok(Some(left.min(STALL))),
             true => {
-                let late = format!("what it sent was not complete within {} s", limit.as_secs());
+                let late = format!("it did not complete what it began to send within {} s", limit.as_secs());
                 Err(io::Error::new(ErrorKind::TimedOut, late))
             }
         }

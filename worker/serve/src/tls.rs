@@ -71,7 +71,7 @@ impl Tls {
         let stopwatch = Stopwatch::start();
         while connection.is_handshaking() || connection.wants_write() {
             if stopwatch.elapsed() > patience {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not finish TLS's handshake"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it did not finish the TLS handshake"));
             }
             if connection.wants_write() {
                 connection.write_tls(&mut stream)?;

@@ -169,11 +169,11 @@ impl EpisodeChecker<'_> {
     fn look(&self, cameras: &Cameras<'_>, camera: usize, episode: u64, frames: &[u64]) -> Vec<Finding> {
         let (colours, mut findings) = cameras.look(camera, episode, frames);
         if colours.is_plain() {
-            let found = format!("one colour in every decoded picture ({})", colours.pictures);
+            let found = format!("every decoded frame is a single colour (decoded: {})", colours.pictures);
             let finding = Finding::warning(
                 "plain pictures",
                 found,
-                "the camera was covered or off: leave the episode out",
+                "leave the episode out if the camera was covered or off",
             );
             findings.push(finding.feature(&cameras.cameras[camera].name).episode(episode));
         }

@@ -37,14 +37,10 @@ pub fn judge(catalog: &Catalog, features: &[Numeric], totals: &[Vec<Total>]) -> 
 fn constant(feature: &Numeric, dims: &[Total]) -> Option<Finding> {
     let same = dims.iter().enumerate().filter(|(_, total)| total.moments.min == total.moments.max);
     let same: Vec<_> = same
-        .map(|(dim, total)| format!("{}, always {}", feature.dimension(dim), total.moments.min))
+        .map(|(dim, total)| format!("dimension {} is always {}", feature.dimension(dim), total.moments.min))
         .collect();
-    let found = match &same[..] {
-        [one] => format!("never changes: dimension {one}"),
-        _ => format!("never change: dimensions {}", same.join("; ")),
-    };
-    let remedy = "record values that change, or remove it from the feature";
-    (!same.is_empty()).then(|| Finding::warning("constant", found, remedy).feature(&feature.name))
+    let remedy = "record values that change, or leave constant dimensions out of the feature";
+    (!same.is_empty()).then(|| Finding::warning("constant", same.join(", "), remedy).feature(&feature.name))
 }
 
 /// A value far from all others: from those of all other episodes, or from all but this one.
@@ -68,7 +64,7 @@ fn outlying(
     let episode = &catalog.episodes.episodes[extreme.episode as usize];
     let dim = feature.dimension(dim);
     let found =
-        format!("dimension {dim} is {}, {away:.0} standard deviations from all others", extreme.value);
+        format!("dimension {dim} is {}, {away:.0} standard deviations from the others' mean", extreme.value);
     let remedy = "check the episode; repair or delete it, because means, deviations and ranges depend on it";
     (away > OUTLYING).then(|| {
         Finding::warning("outlying", found, remedy)
@@ -87,7 +83,7 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
         return vec![place(Finding::warning("no statistics", found, "`cox data stats` computes them"))];
     };
     let mut findings = Vec::new();
-    let remedy = "`cox data stats --anew --force` computes them from the data";
+    let remedy = "`cox data stats --anew --force` recomputes the statistics from the data";
     for name in ["mean", "std", "min", "max"] {
         let Some(stated) = stats.get(name) else {
             let finding =
@@ -116,7 +112,7 @@ fn compared(catalog: &Catalog, feature: &Numeric, dims: &[Total]) -> Vec<Finding
             "normalization by `{}` ({range}) turns {recorded} in dimension {dim} into {normalized:.1e}",
             mode.name()
         );
-        let remedy = "use another mode for this feature in data.normalization, or repair what is recorded";
+        let remedy = "use another mode for this feature in data.normalization, or repair the recorded value";
         Some(place(Finding::warning("far values", found, remedy)))
     });
     findings.extend(far);

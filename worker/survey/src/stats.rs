@@ -86,7 +86,7 @@ pub fn missing(catalog: &Catalog, all: bool) -> Vec<MissingStats> {
 /// Computes and writes what is missing; nothing if nothing is.
 pub fn fill(job: &Job<'_>) -> Result<Option<StatsOutcome>, DataError> {
     if place::is_remote(job.dir) {
-        let remedy = "copy the data set to a disk, compute them there, and copy the file back";
+        let remedy = "copy the data set to a disk, run `cox data stats` there, and upload what it writes";
         let found = "statistics are written into the data set's directory, but buckets are read-only here";
         return Err(DataError::invalid(job.dir, "(address)", found, remedy));
     }
@@ -107,7 +107,7 @@ pub fn fill(job: &Job<'_>) -> Result<Option<StatsOutcome>, DataError> {
         false => (own.clone(), None),
     };
     if beside.is_some() && path.exists() {
-        let remedy = "delete it, or replace the data set's own file with --force";
+        let remedy = "delete it, or give --force to overwrite the data set's own statistics";
         return Err(DataError::invalid(&path, "(file)", "already exists", remedy));
     }
     let kept = match catalog.stats.is_none() || per_episode || job.anew {
@@ -128,8 +128,8 @@ pub fn fill(job: &Job<'_>) -> Result<Option<StatsOutcome>, DataError> {
 
 fn own_statistics(path: &Path) -> Result<Map<String, Value>, DataError> {
     if read_text(path)?.contains("NaN") {
-        let remedy = "compute all of them: `cox data stats --anew --force`";
-        return Err(DataError::invalid(path, "(file)", "statistics that are not numbers (NaN)", remedy));
+        let remedy = "recompute all statistics: `cox data stats --anew --force`";
+        return Err(DataError::invalid(path, "(file)", "contains NaN", remedy));
     }
     read_json(path)
 }
@@ -271,7 +271,7 @@ impl Partial {
         name.push(format!(".partial-{}", std::process::id()));
         let partial = path.with_file_name(name);
         let file = File::create(&partial).map_err(|error| {
-            let remedy = "give a writable copy made of links instead: `cp -rs $PWD/SET COPY`";
+            let remedy = "make a copy of links (`cp -rs $PWD/SET COPY`) and run `cox data stats COPY`";
             DataError::invalid(path, "(file)", format!("cannot be written: {error}"), remedy)
         })?;
         Ok(Self { path: path.to_path_buf(), partial, out: Some(BufWriter::new(file)) })

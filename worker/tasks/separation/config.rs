@@ -246,7 +246,7 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
         hop >= 1 && hop <= n_fft / 4,
         "network.hop",
         format_args!("is {hop}, but frames of {n_fft} samples must overlap by at least three quarters"),
-        "give at most a quarter of `network.n_fft`",
+        "give at least 1 and at most a quarter of `network.n_fft`",
     );
     f.require(
         bands >= 1 && bands <= n_fft / 2 + 1,
@@ -258,8 +258,8 @@ fn check_network(network: &SeparatorNetwork, f: &mut Findings) {
     f.require(
         heads >= 1 && hidden_dim >= 1 && hidden_dim.is_multiple_of(2 * heads.max(1)),
         "network.heads",
-        format_args!("is {heads}, but `network.hidden_dim` is {hidden_dim}"),
-        "give heads that divide half of `network.hidden_dim`: rotary positions rotate pairs of values",
+        format_args!("is {heads}, which does not divide half of `network.hidden_dim` ({hidden_dim})"),
+        "choose a divisor of half of `network.hidden_dim`: rotary embeddings rotate pairs of values",
     );
 }
 
@@ -270,7 +270,7 @@ pub(super) fn is_stem(name: &str) -> bool {
 }
 
 fn check_data(data: &TrackData, n_fft: usize, f: &mut Findings) {
-    f.require(!data.stems.is_empty(), "data.stems", "names no stem", "name what a mixture is made of");
+    f.require(!data.stems.is_empty(), "data.stems", "names no stem", "list the stems of a mixture");
     for (at, stem) in data.stems.iter().enumerate() {
         f.require(
             is_stem(stem) && !data.stems[..at].contains(stem),
@@ -284,7 +284,7 @@ fn check_data(data: &TrackData, n_fft: usize, f: &mut Findings) {
         data.segment_seconds.is_finite() && data.segment_seconds > 0.0 && data.segment() > n_fft / 2,
         "data.segment_seconds",
         format_args!("is {} ({} samples)", data.segment_seconds, data.segment()),
-        "raise it: a segment must have more samples than half of `network.n_fft`",
+        "give a finite length of more samples than half of `network.n_fft`",
     );
     let hop = data.hop_seconds.unwrap_or(1.0);
     f.in_range("data.hop_seconds", hop, hop.is_finite() && hop > 0.0, "above 0");

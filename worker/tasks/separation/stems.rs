@@ -95,7 +95,7 @@ fn mixtures(job: &ConvertJob<'_>, rate: u32) -> Result<Vec<(Wav, PathBuf)>, Task
         let wav = Wav::read_header(WavPlace::File(path.clone()), rate).map_err(TaskError::bad_input)?;
         if wav.frames * (size_of::<f32>() * CHANNELS) as u64 > MOST_BYTES {
             return refused(format!(
-                "{} samples, more than a WAV file of floats can have; split it",
+                "has {} samples, too many for a WAV file of floats; split the file",
                 wav.frames
             ));
         }

@@ -274,7 +274,7 @@ impl TaskSettings for TrajectorySettings {
             spec.memory.shard != Shard::Frozen,
             "memory.shard",
             "is `frozen`, but every rank of this task holds all blocks of the tower",
-            "remove it; `memory.offload: layers` and `extractor.weights_dtype: bfloat16` take less memory",
+            "remove it; `memory.offload: layers` and `extractor.weights_dtype: bfloat16` save memory",
         );
         f.require(
             spec.cache.tap == Tap::default(),

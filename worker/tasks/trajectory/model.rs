@@ -49,7 +49,7 @@ pub enum TrajectoryError {
         source: PassError,
     },
     /// Kept trajectories of another size.
-    #[error("step {step}: {found} cached values; expected {expected}: clear the store in `cache.dir`")]
+    #[error("step {step}: {found} cached values, expected {expected}; clear the store in `cache.dir`")]
     Features {
         /// Optimizer step.
         step: Step,

@@ -120,16 +120,16 @@ fn handshake(place: &str, error: Error) -> IdentityError {
         Error::InvalidCertificate(problem) => {
             let problem = match &problem {
                 CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                    "not issued by COX_TLS_CA; check COX_TLS_CA here and COX_TLS_CERT there".to_owned()
+                    "not issued by COX_TLS_CA; check COX_TLS_CA here and the server's COX_TLS_CERT".to_owned()
                 }
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                    format!("{problem}; renew it, or check the clocks")
+                    format!("{problem}; renew the certificate, or correct the clocks")
                 }
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                    format!("{problem}; check the clocks")
+                    format!("{problem}; correct the clocks")
                 }
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                    format!("{problem}; use one of its names, or issue a certificate for this name")
+                    format!("{problem}; connect to a name in the certificate, or issue one for this name")
                 }
                 other => other.to_string(),
             };

@@ -191,7 +191,7 @@ async fn certificates_of_ones_own_are_checked_and_what_is_wrong_with_them_is_nam
     let caller = Credentials::new(tokens(), ca);
     for (certificate, expected) in [
         (authority.issue(dir.path(), "localhost", 4000), None),
-        (authority.issue(dir.path(), "localhost", 2020), Some("renew it, or check the clocks")),
+        (authority.issue(dir.path(), "localhost", 2020), Some("renew the certificate, or correct")),
         (authority.issue(dir.path(), "node7", 4000), Some("not valid for name")),
         (stranger.issue(elsewhere.path(), "localhost", 4000), Some("not issued by COX_TLS_CA")),
     ] {

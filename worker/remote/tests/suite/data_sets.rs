@@ -74,6 +74,6 @@ fn what_a_run_saw_first_is_what_later_processes_must_find() {
     let line = text.lines().find(|line| line.ends_with("file-001.mp4")).expect("videos are listed");
     std::fs::write(&file, text.replace(line, &line.replace('"', "'"))).unwrap();
     let error = pin().unwrap_err().to_string();
-    let parts = ["videos/observation.images.front/chunk-000/file-001.mp4", "changed while it was read"];
+    let parts = ["videos/observation.images.front/chunk-000/file-001.mp4", "is no longer the same object"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
 }

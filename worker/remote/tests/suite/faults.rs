@@ -60,10 +60,10 @@ fn an_object_that_changes_under_way_is_refused_by_name() {
     let other: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
     fs::write(dir.path().join("file"), &other).unwrap();
     let error = read(&address, BLOCK_BYTES, 100).unwrap_err();
-    assert!(error.contains("changed while it was read") && error.contains("start again"), "{error}");
+    assert!(error.contains("is no longer the same object") && error.contains("start again"), "{error}");
     assert!(read(&address, 50, 100).unwrap() == bytes[50..150], "what was brought before is what it was");
     let error = open(&address).unwrap().bring(&[0..bytes.len() as u64]).unwrap_err().to_string();
-    assert!(error.contains("changed while it was read"), "{error}");
+    assert!(error.contains("is no longer the same object"), "{error}");
 }
 
 #[test]

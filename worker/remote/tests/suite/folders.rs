@@ -93,7 +93,7 @@ fn a_changed_object_is_named_and_what_is_missing_is() {
     let other: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
     fs::write(dir.path().join("weights"), other).unwrap();
     let error = folder(&server, None).unwrap_err();
-    assert!(error.contains("/weights: changed while it was read"), "{error}");
+    assert!(error.contains("/weights: is no longer the same object"), "{error}");
 
     let (dir, _, server) = at_server(10);
     fs::remove_file(dir.path().join("weights")).unwrap();

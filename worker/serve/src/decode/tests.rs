@@ -84,7 +84,7 @@ fn arrays_that_are_not_what_they_say_are_refused_by_name() {
     for (message, wanted) in [
         (array_of("|O", &[1], &[0; 8]), "dtype |O"),
         (array_of("<f2", &[1], &[0; 2]), "dtype <f2"),
-        (array_of("<f4", &[2], &[0; 4]), "4 bytes for an array [2]"),
+        (array_of("<f4", &[2], &[0; 4]), "4 bytes are no array of shape [2]"),
         (array_of("<f8", &[usize::MAX / 2, 9], &[0; 8]), "8 bytes"),
         (b"\x81\xa1x\x81\xc4\x0b__ndarray__\xc3".to_vec(), "without data"),
         (b"\x81\xa1x\x81\xc4\x0d__npgeneric__\xc3".to_vec(), "not a number"),

@@ -117,7 +117,7 @@ fn numbers_that_are_none_or_far_from_all_others_or_always_the_same_are_named() {
         place,
         &["observation.state: dimension 1", " is 1000, ", "standard deviations"],
     );
-    says(one(&report, "constant"), ("", None, None), &["action: never changes: dimension 0", ", always 7"]);
+    says(one(&report, "constant"), ("", None, None), &["action: dimension 0", " is always 7"]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn pictures_that_do_not_decode_are_found_among_those_that_are_asked_for() {
     });
     fs::copy(dir.path().join("meta/stats.json"), damaged.path().join("meta/stats.json")).unwrap();
     let few = check(damaged.path(), Frames::Few);
-    says(only(&few), ("", Some(2), None), &[CAMERA, "one colour in every decoded picture (3)", "covered"]);
+    says(only(&few), ("", Some(2), None), &[CAMERA, "a single colour (decoded: 3)", "covered"]);
     let every = check(damaged.path(), Frames::Every);
     let place = ("data/chunk-000/file-001.parquet", Some(1), Some(1));
     says(

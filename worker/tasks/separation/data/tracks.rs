@@ -206,7 +206,7 @@ impl Track {
         let mixture = wav("mixture")?;
         let frames = stems[0].frames;
         if let Some(other) = stems.iter().chain(&mixture).find(|wav| wav.frames != frames) {
-            let found = format!("{} samples, and {} has {frames}", other.frames, stems[0].place);
+            let found = format!("{} samples, but {} has {frames}", other.frames, stems[0].place);
             let remedy = "cut or pad the files of a track to one length, or remove the track";
             return Err(other.place.invalid("length", found, remedy));
         }

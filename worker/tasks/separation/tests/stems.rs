@@ -103,7 +103,7 @@ fn recordings_that_cannot_be_used_are_refused_before_anything_is_written() {
     refused(&results, &[path("mono.wav")], ["mono.wav", "two channels"]);
     refused(&results, &[path("none.wav")], ["none.wav", "No such file"]);
     refused(&results, &[path("sound.wav"), path("run/../sound.wav")], ["stems/sound", "another `--out`"]);
-    refused(dir.path(), &[path("sound.wav")], ["an unfinished run", "cox export"]);
+    refused(dir.path(), &[path("sound.wav")], ["the run is unfinished", "cox export"]);
     let mut broken = tones(100);
     broken[50] = f32::NAN;
     write(&path("broken.wav"), SPEC, &broken);

@@ -107,7 +107,7 @@ impl Samples for Pairs {
         let doubt = |kind, what| (kind, self.table.fault(sample.index, what));
         let mut doubts = Vec::new();
         if pair.source.trim().is_empty() {
-            doubts.push(doubt("empty", "the source is empty; write one, or remove the pair".into()));
+            doubts.push(doubt("empty", "the source is empty; fill it in, or remove the pair".into()));
         }
         let source = format!("{}{}", self.data.source_prefix, pair.source);
         for (ids, text, key) in [

@@ -184,13 +184,13 @@ fn places(header: &[String], columns: &[String; 2]) -> Result<[usize; 2], String
             // A file of the other ending: of its own, this separator would have made two fields.
             for (by, named, ending) in [('\t', "tabs", ".tsv"), (',', "commas", ".csv")] {
                 if separated(by) {
-                    return Err(format!("has fields separated by {named}; name the file {ending}"));
+                    return Err(format!("has fields separated by {named}; rename it to end with {ending}"));
                 }
             }
         }
         found.ok_or_else(|| {
             let there = listed(header.iter().map(String::as_str));
-            format!("has no column `{column}`; name one of {there} in data.source and data.target")
+            format!("has no column `{column}`; name two of {there} in data.source and data.target")
         })
     };
     Ok([place(&columns[0])?, place(&columns[1])?])
@@ -219,8 +219,8 @@ fn pair(kind: FileKind, text: &str, columns: &Columns<'_>) -> Result<Pair, Strin
     let fields = fields(kind, text)?;
     if fields.len() > header.fields {
         let remedy = match kind {
-            FileKind::Comma => "put a text that has a comma in quotes",
-            FileKind::Json | FileKind::Tab => "write spaces for tabs within a text",
+            FileKind::Comma => "put quotes around a text that contains a comma",
+            FileKind::Json | FileKind::Tab => "replace tabs within a text with spaces",
         };
         return Err(format!("has {} fields, but the header has {}; {remedy}", fields.len(), header.fields));
     }
@@ -406,8 +406,8 @@ mod tests {
                 "t.csv:1: has two columns `target`; rename one of them",
             ),
             ("t.csv", "source;target\na;b\n", "t.csv:1: has fields separated by semicolons; separate them"),
-            ("t.csv", "source\ttarget\na\tb\n", "t.csv:1: has fields separated by tabs; name the file .tsv"),
-            ("t.tsv", "source,target\na,b\n", "t.tsv:1: has fields separated by commas; name the file .csv"),
+            ("t.csv", "source\ttarget\na\tb\n", "t.csv:1: has fields separated by tabs; rename it to end"),
+            ("t.tsv", "source,target\na,b\n", "t.tsv:1: has fields separated by commas; rename it to end"),
             (
                 "t.csv",
                 "sep=,\nsource,target\na,b\n",
@@ -419,12 +419,12 @@ mod tests {
                 "t.csv:1: is the line `sep=` of a spreadsheet; remove it",
             ),
             ("t.csv", "source,target\ra,b\r", "t.csv:1: has lines that end with CR alone; write LF"),
-            ("t.tsv", "source\ttarget\na\tb\tc\n", "the header has 2; write spaces for tabs within a text"),
+            ("t.tsv", "source\ttarget\na\tb\tc\n", "the header has 2; replace tabs within a text"),
             ("t.jsonl", "[{\"source\": \"a\"}]\n", "t.jsonl:1: is not a JSON object; write one pair a line"),
             (
                 "t.csv",
                 "source,label\na,b\n",
-                "t.csv:1: has no column `target`; name one of `source`, `label`",
+                "t.csv:1: has no column `target`; name two of `source`, `label`",
             ),
             (
                 "t.csv",
@@ -434,7 +434,7 @@ mod tests {
             (
                 "t.csv",
                 "source,target\na,b,c\n",
-                "t.csv:2: has 3 fields, but the header has 2; put a text that has a comma in quotes",
+                "t.csv:2: has 3 fields, but the header has 2; put quotes around a text that contains a comma",
             ),
             ("t.csv", "source,target\n\"a,b\n", "t.csv:2: has a quote that is never closed"),
             ("t.csv", "source,target\n\"a\"b,c\n", "t.csv:2: has `b,c` after a closing quote"),

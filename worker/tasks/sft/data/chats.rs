@@ -297,7 +297,7 @@ impl Samples for Chats {
             let ChatSample { input_ids, learned, image_shapes, .. } = self.sample(first)?;
             let learned = learned.iter().filter(|learned| **learned).count();
             let (tokens, images) = (input_ids.len(), image_shapes.len());
-            let first = format!("the first has {tokens} tokens ({learned} learned) and {images} images");
+            let first = format!("the first has {tokens} tokens ({learned} learned), images: {images}");
             told.push(("first_chat", first));
         }
         Ok(told)

@@ -109,7 +109,7 @@ const UNREAD: [(&str, &str); 13] = [
     ("chosen", "preferences are not trained on: write the chosen answer as the last turn"),
     ("kto_tag", "preferences are not trained on: remove it to train on the chat alone"),
     ("history", "write its turns at the beginning of the list of turns"),
-    ("loss_mask", "mark turns that are not learned with `\"loss\": false`"),
+    ("loss_mask", "write `\"loss\": false` into turns that are not to be learned"),
     ("channel", "losses are not reported by channel: remove it"),
 ];
 /// Keys of a turn that say what is shown or learned and that are not read, each with what to do.
@@ -168,7 +168,7 @@ fn is_learned(message: &Value, role: Role) -> Result<bool, String> {
             }
         };
         if given && role != Role::Assistant {
-            return Err(format!("`{key}` is true for a turn that is not the assistant's; remove it"));
+            return Err(format!("`{key}` is true, but the turn is not the assistant's; remove the key"));
         }
         learned &= given;
     }
@@ -344,7 +344,7 @@ mod tests {
         }
         for (first, second, wanted) in [
             ("", r#", "weight": 0.5"#, "messages[1]: `weight` is 0.5; write true or false"),
-            (r#", "loss": true"#, "", "messages[0]: `loss` is true for a turn that is not the assistant's"),
+            (r#", "loss": true"#, "", "messages[0]: `loss` is true, but the turn is not the assistant's"),
         ] {
             let found = Chat::parse(&line(first, second)).unwrap_err();
             assert!(found.contains(wanted), "{found}");

@@ -40,7 +40,7 @@ pub fn grid_of(shape: PatchShape, settings: &TrajectorySettings) -> Result<Image
     let cell = shape.patch * shape.merge;
     let patches = (side / shape.patch) as u32;
     if !side.is_multiple_of(cell) {
-        let found = format!("{side} pixels is not a multiple of the vision tower's cell of {cell}");
+        let found = format!("{side} pixels is not a multiple of the vision tower's cell of {cell} pixels");
         let remedy = format!("give a multiple, for instance {}", side.div_ceil(cell) * cell);
         return Err(DataError::invalid(&path, "data.image_size", found, remedy));
     }
@@ -168,7 +168,7 @@ impl Samples for ImageFolder {
         let Ok(image) = self.image(sample.index) else { return Vec::new() };
         let mut doubts = Vec::new();
         if is_plain(&sample.pixel_values) {
-            doubts.push(("plain", image.place.fault("one colour everywhere".into())));
+            doubts.push(("plain", image.place.fault("the whole image is one colour".into())));
         }
         // Each but the first of those that are alike.
         let first = self.images.iter().position(|other| other.digest == image.digest);

@@ -50,11 +50,9 @@ impl ImagePlace {
     pub fn fault(&self, fault: String) -> DataError {
         match self {
             Self::File(path) => {
-                DataError::invalid(path, "(file)", fault, "replace the file, or take it out of its folder")
+                DataError::invalid(path, "(file)", fault, "restore, replace or remove the file")
             }
-            Self::Member(shards, member) => {
-                shards.fault(*member, fault, "replace it, or take it out of its shard")
-            }
+            Self::Member(shards, member) => shards.fault(*member, fault, "restore, replace or remove it"),
         }
     }
 }
