@@ -51,10 +51,7 @@ pub fn execute(args: &EvalArgs) -> Outcome {
             let what = if args.ema { " (averaged weights)" } else { "" };
             let of_set = |(set, measures): (&str, String)| format!("\n  {set}: {measures}");
             let of_sets: String = error.by_set().into_iter().map(of_set).collect();
-            say(format_args!(
-                "step {step}{what}, {} held-out samples: {measures}{of_sets}",
-                error.samples
-            ))
+            say(format_args!("step {step}{what}, {} held-out samples: {measures}{of_sets}", error.samples))
         }
     };
     Ok(())

@@ -100,8 +100,9 @@ pub fn execute(args: &GenerateArgs) -> Outcome {
     let (sampling, batch) = (args.sampling.into(), args.batch as usize);
     let job = GenerateJob { spec: &spec, results, prompts: &prompts, sampling, batch };
     let answers = tasks().generate(&job, device)?;
-    let answers = answers
-        .ok_or_else(|| CliError::usage(format!("task {}: its models do not generate text", spec.task.kind)))?;
+    let answers = answers.ok_or_else(|| {
+        CliError::usage(format!("task {}: its models do not generate text", spec.task.kind))
+    })?;
     let cut = answers.iter().filter(|answer| !answer.ended).count();
     if cut > 0 {
         tracing::warn!("{cut} of {} answers were cut off at --max-new-tokens", answers.len());

@@ -12,9 +12,8 @@ pub fn wait<T: Send + 'static>(
 ) -> Result<T, RemoteError> {
     static RUNTIME: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
     let start = || Builder::new_multi_thread().worker_threads(2).thread_name("bucket").enable_all().build();
-    let lost = |why: &dyn std::fmt::Display| {
-        RemoteError::Refused(format!("the threads for requests failed: {why}"))
-    };
+    let lost =
+        |why: &dyn std::fmt::Display| RemoteError::Refused(format!("the threads for requests failed: {why}"));
     let runtime = RUNTIME.get_or_init(start).as_ref().map_err(|error| lost(error))?;
     let (send, receive) = mpsc::sync_channel(1);
     runtime.spawn(async move {

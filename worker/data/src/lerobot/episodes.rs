@@ -107,7 +107,12 @@ impl Episodes {
             }
             if entry.length == 0 {
                 let found = format!("episode {} is empty", entry.index);
-                return Err(DataError::invalid(path, "length", found, "delete the episode from the data set"));
+                return Err(DataError::invalid(
+                    path,
+                    "length",
+                    found,
+                    "delete the episode from the data set",
+                ));
             }
             let file = *by_name.entry((entry.chunk, entry.file)).or_insert_with(|| {
                 table.files.push(DataFile { chunk: entry.chunk, file: entry.file, rows: 0 });
