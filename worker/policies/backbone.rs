@@ -39,7 +39,7 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
         return match missing(dir) {
             None => Ok(dir.into()),
             Some(file) => Err(refuse(format!(
-                "{repository:?}: `model.backbone` is {}, which has no {file}; {command} downloads it",
+                "{repository:?}: `model.backbone` is {}, which has no {file}; copy it there, or remove `model.backbone` and run {command}",
                 dir.display()
             ))),
         };
@@ -49,7 +49,7 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
     }
     let (found, Some(cache)) = hub::model(repository) else {
         return Err(refuse(format!(
-            "{repository:?}, but HOME is not set, so there is no cache to look in; set `model.backbone`"
+            "{repository:?}, but HOME is not set, so the Hugging Face cache is unknown; set `model.backbone`"
         )));
     };
     match found.as_deref().map(|dir| (dir, missing(dir))) {
@@ -59,7 +59,7 @@ pub fn find(given: Option<&Path>, named: NamedIn<'_>) -> Result<PathBuf, ModelEr
             dir.display()
         ))),
         None => Err(refuse(format!(
-            "{repository:?}: no {} of this model in the cache {}; {command} downloads it, or \
+            "{repository:?}: no {} of this model in the cache {}; run {command}, or \
              set `model.backbone` to the model's directory",
             NEEDED[0],
             cache.display()

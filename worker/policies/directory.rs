@@ -30,7 +30,7 @@ pub const PI05: &str = "pi05";
 /// The type of GR00T N1.7, as `config.json` names it.
 pub const GROOT: &str = "groot";
 /// What normalisation is refused without, in older directories.
-const MIGRATE: &str = "an older directory keeps its statistics inside the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
+const MIGRATE: &str = "if the directory is from an older LeRobot, its statistics are in the weights; convert it with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`";
 
 /// `config.json` of a policy directory.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl PolicyDirectory {
         let map = fields
             .get(key)
             .and_then(Value::as_object)
-            .ok_or_else(|| wrong("missing; expected an object of features"))?;
+            .ok_or_else(|| wrong("missing, or not an object of features"))?;
         let one = |(name, value): (&String, &Value)| {
             let kind = value.get("type").and_then(Value::as_str)?;
             let sizes = value.get("shape").and_then(Value::as_array)?.iter();
@@ -120,7 +120,7 @@ impl PolicyDirectory {
             Some(Feature { name: name.clone(), kind: kind.into(), shape })
         };
         let each = map.iter().map(|feature| {
-            one(feature).ok_or_else(|| wrong(&format!("`{}`; expected a type and a shape", feature.0)))
+            one(feature).ok_or_else(|| wrong(&format!("feature `{}` has no valid type and shape", feature.0)))
         });
         each.collect()
     }
@@ -140,7 +140,7 @@ impl PolicyDirectory {
         let steps = fields
             .get("steps")
             .and_then(Value::as_array)
-            .ok_or_else(|| wrong("missing; expected a list".into()))?;
+            .ok_or_else(|| wrong("missing, or not a list".into()))?;
         let one = |(number, step): (usize, &Value)| {
             let text = |key| step.get(key).and_then(Value::as_str).map(str::to_owned);
             let name = text("registry_name").ok_or_else(|| {

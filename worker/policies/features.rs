@@ -90,9 +90,7 @@ impl PolicyFeatures {
 
     fn check(&self, fields: &Fields<'_>) -> Result<(), ModelError> {
         if self.cameras.is_empty() {
-            return Err(
-                fields.error("input_features", "no feature of type VISUAL; a policy has at least one camera")
-            );
+            return Err(fields.error("input_features", "no feature of type VISUAL; expected at least one"));
         }
         if self.chunk == 0 {
             return Err(fields.error("chunk_size", "0; expected at least 1"));
@@ -117,7 +115,7 @@ fn width_of(fields: &Fields<'_>, key: &str, features: &[Feature], kind: &str) ->
     match (found.next().map(|feature| &feature.shape[..]), found.next()) {
         (Some(&[width]), None) if width > 0 => Ok(width),
         _ => {
-            Err(fields.error(key, format!("expected one feature of type {kind}, with a shape of one number")))
+            Err(fields.error(key, format!("expected exactly one feature of type {kind}, with one dimension")))
         }
     }
 }

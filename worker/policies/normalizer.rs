@@ -78,11 +78,12 @@ impl Normalizer {
         let [first, second] = match found {
             [Ok(first), Ok(second)] => [first, second],
             [Err(key), _] | [_, Err(key)] => {
-                return wrong(format!("has statistics, but not {key}; export the policy again"));
+                return wrong(format!("has statistics, but no {key}; export the policy again"));
             }
         };
         if [first.len(), second.len()] != [width; 2] {
-            return wrong(format!("statistics of {} values; config.json says {width}", first.len()));
+            let [a, b] = [first.len(), second.len()];
+            return wrong(format!("{a} values of {} and {b} of {}; expected {width}", keys[0], keys[1]));
         }
         Ok(Some(match mode {
             NormMode::Quantiles => Self::Quantiles([first, second]),
@@ -142,7 +143,7 @@ fn mode_of(directory: &PolicyDirectory, side: Side, kind: &str) -> Result<NormMo
         Some(other) => Err(ModelError::Config {
             path: directory.dir.join(file),
             field: format!("norm_map.{kind}"),
-            problem: format!("{other}; supported are MEAN_STD, QUANTILES and IDENTITY"),
+            problem: format!("{other}; expected MEAN_STD, QUANTILES or IDENTITY"),
         }),
     }
 }

@@ -87,10 +87,10 @@ impl PassInputs {
         let wanted = [&[self.rows()], shape].concat();
         match self.tensors.get(name) {
             Some((found, values)) if *found == wanted => Ok(values),
-            Some((found, _)) => Err(self.wrong(name, format!("of shape {found:?}; expected {wanted:?}"))),
+            Some((found, _)) => Err(self.wrong(name, format!("shape {found:?}; expected {wanted:?}"))),
             None => {
                 let there = self.tensors.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-                Err(self.wrong(name, format!("missing; expected {wanted:?}. The file has {there}")))
+                Err(self.wrong(name, format!("missing; expected shape {wanted:?}. The file has: {there}")))
             }
         }
     }
@@ -102,7 +102,7 @@ impl PassInputs {
             [rows, 3, height, width] if rows == self.rows() && height * width > 0 => {
                 Ok(([height, width], values))
             }
-            _ => Err(self.wrong(name, format!("of shape {shape:?}; expected [{}, 3, h, w]", self.rows()))),
+            _ => Err(self.wrong(name, format!("shape {shape:?}; expected [{}, 3, h, w]", self.rows()))),
         }
     }
 }

@@ -28,7 +28,7 @@ impl ReadProcessors {
                 let name = &step.name;
                 if !known.contains(&&name[..]) {
                     let known = known.join(", ");
-                    return Err(wrong(format!("{name:?}, which is not supported; supported are {known}")));
+                    return Err(wrong(format!("step {name:?} is not supported; supported steps: {known}")));
                 }
                 if step.config.get("enabled").and_then(Value::as_bool) == Some(true) {
                     return Err(wrong(format!("{name} is enabled, which is not supported")));

@@ -106,7 +106,7 @@ impl PromptEncoder for PolicyPrompts {
         told.truncate(self.most);
         let (image, shown) = &self.image;
         if told.contains(image) {
-            return Err(format!("{shown} stands for an image; remove it from text {text:?}"));
+            return Err(format!("{shown} is reserved for images; remove it from text {text:?}"));
         }
         if let Some(id) = told.iter().find(|id| **id as usize >= self.vocab) {
             return Err(format!("token {id} is beyond the model's vocabulary of {}", self.vocab));

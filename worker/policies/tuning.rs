@@ -24,8 +24,8 @@ use coxswain_models::{
 use coxswain_nn::lora::{Bias, Lora, LoraError, LoraTargets, Module, ModuleKind};
 
 /// Why the vision tower does neither.
-const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained here; write a regular \
-                            expression that excludes it, for instance `.*expert.*`";
+const FROZEN_TOWER: &str = "part of the vision tower, which cannot be trained in this task; write a regular \
+                            expression that matches only trainable modules, for instance `.*expert.*`";
 
 /// What a run file asks for.
 #[derive(Clone, Copy, Debug, Default)]

@@ -332,7 +332,7 @@ fn inputs_that_do_not_fit_name_tensor_and_place() {
 fn inputs_that_lack_a_tensor_say_which() {
     for (tensor, parts) in [
         ("input_ids", ["`input_ids`", "missing"]),
-        ("pixel_values", ["`pixel_values`", "3 images"]),
+        ("pixel_values", ["`pixel_values`", "image_grid_thw: 3"]),
         ("image_grid_thw", ["image tokens", "row 0"]),
     ] {
         let copy = Copy::new(CASE);

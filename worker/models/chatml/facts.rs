@@ -81,10 +81,12 @@ impl ModelFacts {
         let config: Config = read_json(&path)?;
         let v = config.vision_config;
         let patch = v.patch_size.unwrap_or(form.patch);
-        let patches = PatchShape { patch, merge: v.spatial_merge_size, frames: v.temporal_patch_size };
+        let (merge, frames) = (v.spatial_merge_size, v.temporal_patch_size);
+        let patches = PatchShape { patch, merge, frames };
         if patches.columns() * patches.merge == 0 {
-            let found = format!("{patches:?}");
-            return Err(DataError::invalid(&path, "vision_config", found, "sizes must be at least 1"));
+            let found =
+                format!("patch_size {patch}, spatial_merge_size {merge}, temporal_patch_size {frames}");
+            return Err(DataError::invalid(&path, "vision_config", found, "each must be at least 1"));
         }
         let vocab = config.vocab_size.or(config.text_config.and_then(|t| t.vocab_size));
         let vocab = vocab.ok_or_else(|| {

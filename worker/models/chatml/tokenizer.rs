@@ -135,7 +135,7 @@ impl ChatMlTokenizer {
         }
         if self.tokenizer.token_to_id("<|video_pad|>").is_some_and(|video| ids.contains(&video)) {
             return Err(format!(
-                "a video placeholder without a video; remove <|video_pad|> from text {:?}",
+                "the prompt has a video placeholder, but only images are supported; remove <|video_pad|> from text {:?}",
                 excerpt(text)
             ));
         }

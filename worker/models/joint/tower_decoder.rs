@@ -120,7 +120,7 @@ pub fn sections<'f>(root: &Fields<'f>) -> Result<[Fields<'f>; 2], ModelError> {
 pub fn image_token(root: &Fields<'_>, fields: &[&str], otherwise: u32) -> Result<u32, ModelError> {
     for field in fields {
         if let Some(id) = root.uint(field)? {
-            let refused = |_| root.error(field, format!("{id}; expected a token's id"));
+            let refused = |_| root.error(field, format!("{id}; expected a token id below 2^32"));
             return u32::try_from(id).map_err(refused);
         }
     }

@@ -397,8 +397,8 @@ impl Shard {
         if PICKLED.iter().any(|begins| map.starts_with(begins)) {
             return Err(ModelError::Io {
                 path: path.into(),
-                source: std::io::Error::new(ErrorKind::InvalidData, "PyTorch's pickled weights"),
-                remedy: "pickle files are not opened; load the model in Transformers and save it with save_pretrained",
+                source: std::io::Error::new(ErrorKind::InvalidData, "a PyTorch pickle, not safetensors"),
+                remedy: "load the model in Transformers and save it with save_pretrained",
             });
         }
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(|error| {
@@ -434,7 +434,7 @@ fn describe(error: &SafeTensorError, file_len: usize) -> String {
             format!("the header does not match the file's {file_len} bytes: the file is truncated or garbled")
         }
         SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
-            format!("{file_len} bytes do not hold a safetensors header: the file is truncated or garbled")
+            format!("no valid safetensors header in {file_len} bytes: the file is truncated or garbled")
         }
         SafeTensorError::HeaderTooLarge => {
             "its first bytes are not a safetensors header (a Git LFS pointer or an HTML page?)".into()
@@ -454,13 +454,13 @@ fn indexed_files(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, ModelError> {
         serde_json::from_str(&text).map_err(|source| ModelError::Json { path: index.into(), source })?;
     let fields = Fields::new(index, &json)?;
     let Some(Value::Object(map)) = fields.get("weight_map") else {
-        return Err(fields.error("weight_map", "missing; expected an object of tensor names and file names"));
+        return Err(fields.error("weight_map", "missing, or not a map from tensor names to file names"));
     };
     let mut names = BTreeSet::new();
     for (tensor, file) in map {
         let plain = file.as_str().filter(|name| Path::new(name).components().count() == 1);
         names.insert(plain.ok_or_else(|| {
-            fields.error(&format!("weight_map.{tensor}"), format!("{file}; expected a file name"))
+            fields.error(&format!("weight_map.{tensor}"), format!("{file}; expected a file name, not a path"))
         })?);
     }
     if names.is_empty() {

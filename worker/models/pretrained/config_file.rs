@@ -14,7 +14,7 @@ pub fn read(dir: &Path) -> Result<(PathBuf, Value), ModelError> {
         path: path.clone(),
         source,
         remedy: match dir.join("adapter_config.json").exists() {
-            true => "this is a PEFT adapter: name it in `lora.init_from`, and the model that it adapts in `model.path`",
+            true => "the directory is a PEFT adapter: set `lora.init_from` to it, and `model.path` to its base model",
             false => "name a Hugging Face directory of a pretrained model",
         },
     })?;

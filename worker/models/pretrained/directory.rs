@@ -116,12 +116,8 @@ fn shards(index: &Path) -> Result<BTreeSet<String>, DataError> {
         None => Ok(names),
         Some(bad) => {
             let found = format!("names the file `{bad}`");
-            Err(DataError::invalid(
-                index,
-                "weight_map",
-                found,
-                "give names of files in the same directory as the index",
-            ))
+            let remedy = "give file names without a directory; shards must be next to the index";
+            Err(DataError::invalid(index, "weight_map", found, remedy))
         }
     }
 }

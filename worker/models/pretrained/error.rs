@@ -41,7 +41,7 @@ pub enum ModelError {
     /// Frozen weights were to be shared out among GPUs.
     #[error(
         "`memory.shard: frozen` works only on CPUs: gathering blocks into a GPU's memory is not implemented; \
-         remove it, or train on a CPU (`--device cpu`)"
+         remove `memory.shard`, or train on a CPU (`--device cpu`)"
     )]
     ShardedOnDevice,
     /// A JSON file is not JSON.
@@ -175,7 +175,7 @@ pub struct UnreadableWeights {
 pub enum TokenError {
     /// The prompt's image tokens and the images disagree.
     #[error(
-        "row {row}: {tokens} image tokens (id {id}), but its images make {features}; expand each image placeholder to t * h * w / merge^2 tokens"
+        "row {row}: {tokens} image tokens (id {id}), but the row's images need {features}; expand each image placeholder to t * h * w / merge^2 tokens"
     )]
     ImageTokens {
         /// Batch row.
@@ -188,7 +188,7 @@ pub enum TokenError {
         features: usize,
     },
     /// More or fewer images than the image tokens of all rows call for.
-    #[error("{given} images given, but the image tokens of all rows use {used}")]
+    #[error("images: {given} given, {used} used by the image tokens of all rows")]
     ImageCount {
         /// Images given.
         given: usize,
@@ -219,7 +219,7 @@ pub enum TokenError {
     },
     /// A token id outside the vocabulary.
     #[error(
-        "row {row}, position {position}: token id {id}; the vocabulary has {vocab} entries: another model's tokenizer?"
+        "row {row}, position {position}: token id {id} is outside the vocabulary of {vocab} entries; is the tokenizer from another model?"
     )]
     Vocabulary {
         /// Batch row.

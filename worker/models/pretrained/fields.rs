@@ -67,15 +67,15 @@ impl<'a> Fields<'a> {
     /// A size: present and positive.
     pub fn size(&self, field: &str) -> Result<usize, ModelError> {
         match self.uint(field)? {
-            None => Err(self.error(field, "missing; every size must be given")),
-            Some(0) => Err(self.error(field, "0; expected a positive size")),
+            None => Err(self.error(field, "missing; expected a positive whole number")),
+            Some(0) => Err(self.error(field, "0; expected a positive whole number")),
             Some(size) => Ok(size),
         }
     }
 
     /// A side of a patch, written as a number or as a list of equal numbers.
     pub fn side(&self, field: &str) -> Result<Option<usize>, ModelError> {
-        self.typed(field, "a whole number, or a list of equal ones", |value| match value {
+        self.typed(field, "a whole number, or a list of equal whole numbers", |value| match value {
             Value::Array(sides) => {
                 let first = as_usize(sides.first()?)?;
                 sides.iter().all(|side| as_usize(side) == Some(first)).then_some(first)
@@ -164,7 +164,7 @@ impl<'a> Fields<'a> {
     /// Two spellings of one field must agree where both are present.
     pub fn same_if_both(&self, a: &str, b: &str) -> Result<(), ModelError> {
         match (self.get(a), self.get(b)) {
-            (Some(x), Some(y)) if x != y => Err(self.error(a, format!("{x} contradicts `{b}`, {y}"))),
+            (Some(x), Some(y)) if x != y => Err(self.error(a, format!("{x}, but `{b}` is {y}"))),
             _ => Ok(()),
         }
     }
@@ -174,7 +174,7 @@ impl<'a> Fields<'a> {
         for field in fields {
             match (self.get(field), other.get(field)) {
                 (Some(x), Some(y)) if x != y => {
-                    return Err(self.error(field, format!("{x} contradicts `{}{field}`, {y}", other.scope)));
+                    return Err(self.error(field, format!("{x}, but `{}{field}` is {y}", other.scope)));
                 }
                 _ => {}
             }

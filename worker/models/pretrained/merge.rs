@@ -48,6 +48,8 @@ pub struct TrainedModel<'a> {
 
 /// The LM head's tensor. A file may have it although it is tied, as a copy of the embedding.
 const HEAD: &str = "lm_head.weight";
+/// What to do where the export cannot be written.
+const SPACE: &str = "check that the output directory is writable and has space";
 
 /// Writes the model of `dir` with what was trained merged to `out`, whole or not at all. `out` must not
 /// exist.
@@ -56,7 +58,6 @@ pub fn write_merged(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result
         let path = path.to_owned();
         move |source: io::Error| ModelError::Io { path, source, remedy }
     };
-    const SPACE: &str = "check that the directory is writable and has space";
     if out.exists() {
         let taken = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(failed(out, "remove it, or name another directory")(taken));
@@ -98,7 +99,7 @@ fn write_files(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), 
         let name = path.file_name().unwrap_or_default();
         // A whole model has no index, though one may lie beside it.
         if copied && path.is_file() && (shards.len() > 1 || name != INDEX) {
-            fs::copy(&path, out.join(name)).map_err(io(&path, "make room on the disk"))?;
+            fs::copy(&path, out.join(name)).map_err(io(&path, SPACE))?;
         }
     }
     Ok(())
@@ -124,11 +125,11 @@ fn write_shard(shard: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<()
         (name, MergedTensor { stored, update })
     });
     safetensors::serialize_to_file(tensors, header.metadata().clone(), out).map_err(|error| match error {
-        safetensors::SafeTensorError::IoError(source) => io(out, "make room on the disk")(source),
+        safetensors::SafeTensorError::IoError(source) => io(out, SPACE)(source),
         error => unreadable(error),
     })?;
     let synced = File::open(out).and_then(|file| file.sync_all());
-    synced.map_err(io(out, "make room on the disk"))
+    synced.map_err(io(out, SPACE))
 }
 
 /// What was trained of the tensor of this canonical name: itself, or the adapter of the linear whose weight

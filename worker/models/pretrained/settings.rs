@@ -51,8 +51,8 @@ impl Model {
             spec.memory.shard != Shard::Frozen || self.weights_dtype.packing().is_none(),
             "memory.shard",
             format_args!(
-                "is `frozen`, but a matrix in `model.weights_dtype: {}` cannot be split: its scales \
-                 depend on all of it",
+                "is `frozen`, but matrices quantized by `model.weights_dtype: {}` cannot be split: their \
+                 scales depend on the whole matrix",
                 self.weights_dtype.name()
             ),
             "remove `memory.shard`, or set `model.weights_dtype: bfloat16`",
@@ -68,7 +68,7 @@ pub fn check_blocks(spec: &RunSpec, trains: bool, f: &mut Findings) {
     f.require(
         shard != Shard::Frozen || offload != Offload::Layers,
         "memory.shard",
-        "is `frozen`, but `memory.offload: layers` already leaves these weights in their files",
+        "is `frozen`, but `memory.offload: layers` already leaves the frozen weights in their files",
         "set only one of the two: `layers` needs less memory, `frozen` reads the files once",
     );
     f.require(

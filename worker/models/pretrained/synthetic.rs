@@ -177,7 +177,7 @@ impl SyntheticCheckpoint<'_> {
         let mut map = BTreeMap::new();
         for (number, range) in shards.into_iter().enumerate() {
             let path = dir.join(file_of(number));
-            let full = |source| io(&path, source, "make room on the disk");
+            let full = |source| io(&path, source, "check that the directory is writable and has space");
             let mut file = BufWriter::new(File::create(&path).map_err(full)?);
             let header = header(&entries[range.clone()], self.dtype, width);
             file.write_all(&(header.len() as u64).to_le_bytes()).map_err(full)?;

@@ -108,7 +108,7 @@ impl Targets {
             }
             if label < 0 || label >= vocab as i64 {
                 return Err(problem(format!(
-                    "{label} at row {}; the vocabulary has {vocab} entries",
+                    "token id {label} in row {} is outside the vocabulary ({vocab} entries)",
                     cell / batch.seq
                 )));
             }

@@ -69,7 +69,7 @@ impl Reader<'_> {
             .iter()
             .map(|&id| u32::try_from(id).ok().filter(|&id| id <= i32::MAX as u32))
             .collect::<Option<_>>()
-            .ok_or_else(|| self.error("input_ids", "a token id is negative or beyond any vocabulary"))?;
+            .ok_or_else(|| self.error("input_ids", "a token id is negative or above 2147483647"))?;
         let valid = match self.like_ids("attention_mask", batch, seq)? {
             Some(mask) => self.ranges(&mask, seq)?,
             None => vec![0..seq as u32; batch],
@@ -105,7 +105,7 @@ impl Reader<'_> {
         let Some((pixels, shape)) = self.floats("pixel_values")? else {
             return match grids.len() {
                 0 => Ok((grids, Vec::new())),
-                n => Err(self.error("pixel_values", format!("missing, but image_grid_thw names {n} images"))),
+                n => Err(self.error("pixel_values", format!("missing; images in image_grid_thw: {n}"))),
             };
         };
         let [_, width] = self.axes("pixel_values", &shape)?;

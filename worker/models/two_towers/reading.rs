@@ -55,10 +55,9 @@ pub(crate) fn text_rope(
             }
         }
         if let Some(nested) = rope.positive("rope_theta")? {
-            if theta.is_some_and(|outer| outer != nested) {
-                return Err(
-                    rope.error("rope_theta", format!("{nested} contradicts rope_theta at the outer level"))
-                );
+            if let Some(outer) = theta.filter(|outer| *outer != nested) {
+                let problem = format!("{nested}, but rope_theta at the outer level is {outer}");
+                return Err(rope.error("rope_theta", problem));
             }
             theta = Some(nested);
         }

@@ -57,9 +57,7 @@ impl SpecialTokens {
         let id = |field: &str, default: usize| -> Result<u32, ModelError> {
             let id = root.uint(field)?.unwrap_or(default);
             if id >= vocab {
-                return Err(
-                    root.error(field, format!("{id} lies outside the vocabulary of {vocab} (vocab_size)"))
-                );
+                return Err(root.error(field, format!("{id} is outside the vocabulary (vocab_size {vocab})")));
             }
             Ok(id as u32)
         };

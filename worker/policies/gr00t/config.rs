@@ -300,7 +300,7 @@ fn head_sizes(
     }
     let embodiments = number(base, "max_num_embodiments", 32)?;
     if embodiment >= embodiments {
-        let problem = format!("{embodiments}, but the policy's embodiment has number {embodiment}");
+        let problem = format!("{embodiments}, but the policy's embodiment id is {embodiment}");
         return Err(base.error("max_num_embodiments", problem));
     }
     let positions = number(base, "max_seq_len", 1024)?;
@@ -331,5 +331,5 @@ fn dropout(base: &Fields<'_>, within: &str) -> Result<f64, ModelError> {
     let Some(fields) = base.object(within)? else { return Ok(0.2) };
     let Some(found) = fields.get("dropout") else { return Ok(0.1) };
     let rate = found.as_f64().filter(|rate| (0.0..1.0).contains(rate));
-    rate.ok_or_else(|| fields.error("dropout", format!("{found}; expected a fraction below 1")))
+    rate.ok_or_else(|| fields.error("dropout", format!("{found}; expected a number from 0 to below 1")))
 }

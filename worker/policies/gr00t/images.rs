@@ -58,7 +58,7 @@ impl Gr00tImages {
             found => Err(DataError::invalid(
                 &backbone.join("preprocessor_config.json"),
                 "size",
-                format!("makes {found:?} patches of the policy's {0} by {0} pixels", geometry.target),
+                format!("a {0}x{0} image gives {found:?} patches, not [1, {side}, {side}]", geometry.target),
                 "use the processor of the model that the policy was made from",
             )),
         }

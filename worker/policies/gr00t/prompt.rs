@@ -56,7 +56,7 @@ impl Gr00tPrompts {
         let path = backbone.join("tokenizer.json");
         let tokenizer = tokenizer_file::read(&path)?;
         if tokenizer.token_to_id("<|image_pad|>") != Some(model.image) {
-            let found = format!("no <|image_pad|> of id {}", model.image);
+            let found = format!("no token <|image_pad|> with id {}", model.image);
             return Err(DataError::invalid(
                 &path,
                 "added_tokens",
@@ -116,7 +116,7 @@ impl PromptEncoder for Gr00tPrompts {
         let text = self.text(task);
         let mut told = self.ids(&text)?;
         if told.contains(&self.model.image) {
-            return Err(format!("<|image_pad|> stands for an image; remove it from text {text:?}"));
+            return Err(format!("<|image_pad|> is reserved for images; remove it from text {text:?}"));
         }
         told.truncate(self.most.unwrap_or(told.len()));
         // Special tokens stand around each piece, across which no token reaches.

@@ -50,7 +50,7 @@ impl PackedInputs {
             found.ok_or_else(|| ModelError::Config {
                 path: paths[side].clone(),
                 field: "steps".into(),
-                problem: format!("no {name}; save the policy anew with LeRobot 0.6.1 or later"),
+                problem: format!("no step `{name}`; save the policy again with LeRobot 0.6.1 or later"),
             })
         };
         let [pack, encode, unpack] = [step(0, CLAMPING[0])?, step(0, ENCODE)?, step(1, CLAMPING[1])?];

@@ -42,7 +42,7 @@ pub fn tuned(
     match table {
         None => Ok(tuned),
         Some(name) => {
-            let problem = format!("matches `{name}`, which cannot be trained here; leave it out");
+            let problem = format!("matches `{name}`, which cannot be trained in this task; leave it out");
             Err(LoraError::Setting { field: "model.train".into(), problem }.into())
         }
     }

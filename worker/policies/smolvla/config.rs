@@ -184,7 +184,7 @@ fn layers(fields: &Fields<'_>) -> Result<Option<usize>, ModelError> {
     if own.is_some_and(|own| Some(own) != layers) {
         return Err(fields.error(
             "num_expert_layers",
-            "an expert with fewer layers than the language model is not supported",
+            "the expert must have as many layers as the language model (num_vlm_layers)",
         ));
     }
     Ok(layers)

@@ -183,9 +183,8 @@ fn read_text(f: &Fields<'_>) -> Result<TextConfig, ModelError> {
         );
     }
     if !head_dim.is_multiple_of(2) {
-        return Err(
-            f.error("num_attention_heads", format!("head width {head_dim}; RoPE needs an even width"))
-        );
+        let problem = format!("gives heads a width of {head_dim}; RoPE needs an even width");
+        return Err(f.error("num_attention_heads", problem));
     }
     let (theta, mrope_section) = text_rope(f, head_dim / 2, [16, 24, 24], "\"default\" or \"mrope\"")?;
     Ok(TextConfig {
@@ -232,7 +231,7 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
     let depth = f.size("depth")?;
     let full_attention_blocks = f.uints("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     if let Some(beyond) = full_attention_blocks.iter().find(|&&block| block >= depth) {
-        return Err(f.error("fullatt_block_indexes", format!("block {beyond}, but depth is {depth}")));
+        return Err(f.error("fullatt_block_indexes", format!("block {beyond} does not exist: depth {depth}")));
     }
     let config = VisionConfig {
         depth,
@@ -250,7 +249,8 @@ fn read_vision(f: &Fields<'_>) -> Result<VisionConfig, ModelError> {
         rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
-        return Err(f.error("patch_size", "patch sizes, in_channels and spatial_merge_size must be positive"));
+        let problem = "patch_size, temporal_patch_size, in_channels or spatial_merge_size is 0";
+        return Err(f.error("patch_size", problem));
     }
     let token = config.patch_size * config.spatial_merge_size;
     if config.window_size < token {

@@ -126,7 +126,7 @@ fn read_text(f: &Fields<'_>) -> Result<TextSizes, ModelError> {
     }
     f.expect_str("hidden_act", "silu")?;
     if f.bool("attention_bias")?.unwrap_or(false) {
-        return Err(f.error("attention_bias", "true; published Qwen3-VL checkpoints have no such biases"));
+        return Err(f.error("attention_bias", "true; attention with biases is not supported"));
     }
     let num_heads = f.size("num_attention_heads")?;
     let num_kv_heads = f.uint("num_key_value_heads")?.unwrap_or(num_heads);
@@ -202,7 +202,8 @@ fn read_vision(f: &Fields<'_>) -> Result<DeepStackConfig, ModelError> {
         rope_theta: vision_rope(f)?,
     };
     if config.patch_values() == 0 || config.spatial_merge_size == 0 {
-        return Err(f.error("patch_size", "patch sizes, in_channels and spatial_merge_size must be positive"));
+        let problem = "patch_size, temporal_patch_size, in_channels or spatial_merge_size is 0";
+        return Err(f.error("patch_size", problem));
     }
     Ok(config)
 }

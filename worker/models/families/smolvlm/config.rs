@@ -64,7 +64,7 @@ fn vision(tower: &Fields<'_>) -> Result<SiglipSizes, ModelError> {
     // Transformers finds a patch's position among fractions of the side, which for other numbers round.
     if !vision.patches().is_power_of_two() {
         let problem = format!(
-            "{} patches along image_size {}; only powers of two are supported",
+            "{} patches per side (image_size {}); expected a power of two",
             vision.patches(),
             vision.side
         );

@@ -129,7 +129,7 @@ fn token(f: &Fields<'_>, field: &str, default: u32, vocab: usize) -> Result<u32,
         None => f.uint(field)?.unwrap_or(default as usize),
     };
     if id >= vocab {
-        return Err(f.error(field, format!("{id} lies outside the vocabulary of {vocab} (vocab_size)")));
+        return Err(f.error(field, format!("{id} is outside the vocabulary (vocab_size {vocab})")));
     }
     Ok(id as u32)
 }

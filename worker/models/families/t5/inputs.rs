@@ -75,10 +75,8 @@ impl SeqInputs {
             of_source.len() == source.len() && of_target.len() == target.len()
         };
         if !dropout_rows.as_ref().is_none_or(fits) {
-            return Err(file.error(
-                "dropout_rows",
-                "expected one value for each token of the sources and of the targets".into(),
-            ));
+            let problem = "expected one value per input token, and decoder_dropout_rows one per label";
+            return Err(file.error("dropout_rows", problem.into()));
         }
         Ok(Self { batch, source, seen, target, targets, dropout_rows })
     }
@@ -129,7 +127,7 @@ impl File<'_> {
     fn ids(&self, name: &'static str, values: Vec<i64>, vocab: usize) -> Result<Vec<u32>, ModelError> {
         let checked = values.into_iter().map(|id| match u32::try_from(id) {
             Ok(id) if (id as usize) < vocab => Ok(id),
-            _ => Err(self.error(name, format!("{id}; the vocabulary has {vocab} entries"))),
+            _ => Err(self.error(name, format!("token id {id} is outside the vocabulary ({vocab} entries)"))),
         });
         checked.collect()
     }

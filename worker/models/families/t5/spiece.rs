@@ -124,7 +124,7 @@ pub fn read(path: &Path) -> Result<Tokenizer, DataError> {
         .map_err(|error| refused(format!("not a SentencePiece model: {error}")))?;
     let trainer = model.trainer.unwrap_or_default();
     if let Some(kind) = trainer.model_type.filter(|kind| *kind != 1) {
-        return Err(refused(format!("a model of type {kind}; only unigram (1) is supported")));
+        return Err(refused(format!("SentencePiece model type {kind}; only type 1 (unigram) is supported")));
     }
     let piece =
         |piece: &StoredPiece| (piece.piece.clone().unwrap_or_default(), piece.score.unwrap_or(0.0).into());
@@ -179,7 +179,7 @@ fn add(tokenizer: &mut Tokenizer, beside: &AddedTokens) -> Result<(), String> {
                 return Err(format!(
                     "`{}` has id {id}, but its position in the vocabulary gives {}",
                     token.content,
-                    found.map_or("none".to_owned(), |found| found.to_string())
+                    found.map_or("no id".to_owned(), |found| found.to_string())
                 ));
             }
         }

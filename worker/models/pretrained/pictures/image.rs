@@ -64,7 +64,7 @@ pub fn decode_sized(encoded: &[u8], expected: (usize, usize)) -> Result<Rgb, Str
     let fits = |(height, width): (usize, usize)| match (height, width) == expected {
         true => Ok(()),
         false => Err(format!(
-            "the image is {height}x{width} (height x width), but info.json says {}x{}; correct the feature's shape or re-export",
+            "the image is {height}x{width} (height x width), but info.json says {}x{}; correct the feature's shape in info.json, or export the data set again",
             expected.0, expected.1
         )),
     };

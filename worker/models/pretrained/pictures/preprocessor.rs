@@ -99,7 +99,7 @@ fn find(model: &Path) -> Result<(PathBuf, Settings), DataError> {
     if !own.exists() {
         let found = format!("missing, and there is no {SHARED_FILE} with an image_processor");
         let remedy =
-            "copy it from the published checkpoint, or write it with AutoProcessor's save_pretrained";
+            "copy either from the published checkpoint, or write it with AutoProcessor's save_pretrained";
         return Err(DataError::invalid(&own, "(file)", found, remedy));
     }
     let settings = read_json(&own)?;

@@ -52,9 +52,11 @@ impl SmartResize {
         let min_pixels = bounds.min.unwrap_or(own_min.min(max_pixels));
         let cell = (shape.patch * shape.merge).pow(2);
         if max_pixels < cell || min_pixels > max_pixels {
-            let found = format!("between {min_pixels} and {max_pixels} pixels");
-            let remedy =
-                format!("set data.min_pixels <= data.max_pixels and data.max_pixels >= {cell} (one token)");
+            let found = match min_pixels > max_pixels {
+                true => format!("the minimum {min_pixels} is above the maximum {max_pixels}"),
+                false => format!("the maximum {max_pixels} is below {cell}, the pixels of one token"),
+            };
+            let remedy = "correct data.min_pixels or data.max_pixels in the run file";
             return Err(DataError::invalid(&own.path, "min_pixels, max_pixels", found, remedy));
         }
         // The order of roundings is Transformers': f64 product rounded to f32, then f32 difference and

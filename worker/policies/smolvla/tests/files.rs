@@ -99,7 +99,7 @@ fn processors_that_are_not_known_are_refused_by_step() {
         (
             "to_batch_processor",
             "relative_actions_processor",
-            "\"relative_actions_processor\", which is not supported",
+            "step \"relative_actions_processor\" is not supported",
         ),
         (
             "\"STATE\": \"MEAN_STD\"",

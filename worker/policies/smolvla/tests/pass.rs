@@ -16,11 +16,11 @@ fn inputs_that_do_not_fit_are_refused_by_name() {
     narrow.get_mut("observation.state").expect("there").0 = vec![6, 2];
     let cameras: Vec<_> = whole.keys().map(|name| &name[..]).filter(|name| name.contains("camera")).collect();
     let cases = [
-        (policy.given(&["noise"]), tasks, false, "`noise`: missing; expected [2, 5, 32]"),
+        (policy.given(&["noise"]), tasks, false, "`noise`: missing; expected shape [2, 5, 32]"),
         (policy.given(&["time"]), tasks, false, "`time`: missing"),
         (policy.given(&["action", "time"]), tasks, true, "`action`: missing; --gradients"),
         (policy.given(&cameras), tasks, false, "camera1, observation.images.camera2"),
-        (narrow, tasks, false, "`observation.state`: of shape [6, 2]; expected [2, 6]"),
+        (narrow, tasks, false, "`observation.state`: shape [6, 2]; expected [2, 6]"),
         (whole.clone(), "open it", false, "`tasks`: missing; expected a JSON list"),
         (whole.clone(), "[]", false, "`tasks`: an empty list"),
     ];

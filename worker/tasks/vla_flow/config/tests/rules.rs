@@ -216,7 +216,7 @@ fn frozen_blocks_are_shared_out_on_cpus_where_the_tape_does_not_keep_them() {
     refused(&["train.recompute={every: 2}"], "most blocks' weights");
     refused(
         &["train.recompute=full", "memory.offload=layers"],
-        "already leaves these weights in their files",
+        "already leaves the frozen weights in their files",
     );
     refused(&["train.recompute=full", "launch.device=cuda"], "launch.device: cpu");
     for again in ["train.recompute=full", "train.recompute=selective", "train.recompute={every: 1}"] {
