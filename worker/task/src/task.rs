@@ -27,8 +27,8 @@ impl Float16 {
     /// Why a run that does so does not begin on a CPU.
     pub fn refused_on_cpu(&self) -> String {
         format!(
-            "{}: float16 is for GPUs only, but this run uses a CPU: set bfloat16 for the same memory, or \
-             float32, or launch.device: cuda",
+            "{}: float16 is for GPUs only, but this run uses a CPU; use bfloat16 (same memory) or \
+             float32, or set launch.device: cuda",
             self.key
         )
     }

@@ -47,7 +47,7 @@ impl Split {
             return Ok(whole);
         };
         if lora.use_dora {
-            let problem = "is true, but lora.targets matches linears of the expert, which does not support DoRA; target only the vision-language model, or set it to false";
+            let problem = "is true, but lora.targets matches linears of the expert, which does not support DoRA; target only the vision-language model, or set lora.use_dora to false";
             return Err(LoraError::Setting { field: "lora.use_dora".into(), problem: problem.into() });
         }
         // What nothing is called is left to the model's part, which says so.

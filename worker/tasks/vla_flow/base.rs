@@ -128,13 +128,13 @@ impl PolicyBase {
             (
                 vla.data.pixel_bounds() == PixelBounds::default(),
                 "data.resize",
-                "has no effect, and neither do data.min_pixels and data.max_pixels: this policy resizes images itself; remove them".into(),
+                "has no effect: a LeRobot policy resizes images itself; remove data.resize, data.min_pixels and data.max_pixels".into(),
             ),
             (vla.observation.frames() == 1, "observation.history", not_yet.into()),
             (
                 spec.cache.mode != CacheMode::Periodic,
                 "cache.mode",
-                "is `periodic`, but a LeRobot policy caches only image features; use `exact`".into(),
+                "is `periodic`, which LeRobot policies do not support; use `exact`".into(),
             ),
             (
                 spec.cache.mode == CacheMode::Off
@@ -143,7 +143,7 @@ impl PolicyBase {
                         Ok(TapSetting::Auto | TapSetting::Vision)
                     ),
                 "cache.tap",
-                "comes after the image features, but a LeRobot policy caches only those; use `auto`".into(),
+                "must be `auto` or `vision` for a LeRobot policy; use `auto`".into(),
             ),
             (
                 vla.expert == Expert { loss: vla.expert.loss, ..Expert::default() },
@@ -186,7 +186,7 @@ impl PolicyBase {
         let place = |name: &String| own.iter().position(|own| own == data.renamed(name));
         let mut places: Vec<_> = data.cameras.iter().map(|name| (place(name), name)).collect();
         if let Some(name) = data.rename_map.keys().find(|name| !data.cameras.contains(name)) {
-            return Some(format!("lack {name}, which data.rename_map names; correct one of the two"));
+            return Some(format!("lack {name}, which data.rename_map maps; add it or remove the mapping"));
         }
         let known = places.iter().all(|(place, _)| place.is_some());
         if known && places.is_sorted_by(|a, b| a.0 < b.0) {
@@ -198,9 +198,9 @@ impl PolicyBase {
             let names = places.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(", ");
             let twice = places.windows(2).any(|pair| pair[0].0 == pair[1].0);
             return Some(match twice {
-                true => {
-                    format!("include two that data.rename_map maps to one camera of the policy: {names}")
-                }
+                true => format!(
+                    "two of [{names}] are mapped to the same camera of the policy; correct data.rename_map"
+                ),
                 false => format!("are in another order than the policy's ({policy}); list them as [{names}]"),
             });
         }
@@ -213,10 +213,10 @@ impl PolicyBase {
         let strange = strangers().collect::<Vec<_>>().join(", ");
         Some(match map {
             Some(map) => format!(
-                "have {strange}, but the policy has {policy}: map them, for example data.rename_map: {{{}}}",
+                "include {strange}, but the policy has {policy}; set, for example, data.rename_map: {{{}}}",
                 map.join(", ")
             ),
-            None => format!("have {strange}, but the policy has only {policy}; leave some out"),
+            None => format!("include {strange}, but the policy has only {policy}; leave some cameras out"),
         })
     }
 }
@@ -238,7 +238,7 @@ impl InputMakers {
         if vla.expert.loss == PolicyLoss::Openpi {
             let path = &vla.model.path;
             let problem =
-                format!("expert.loss is `openpi`, but {path} is not a pi0 or pi05 policy; leave it out");
+                format!("expert.loss is `openpi`, but {path} is not a pi0 or pi0.5 policy; remove the key");
             return Err(DataError::Model(problem));
         }
         let dir = directory::outline(&vla.model.path)?;

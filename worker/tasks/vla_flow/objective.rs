@@ -231,7 +231,7 @@ fn activations(settings: &VlaSettings, recompute: Recompute) -> Option<String> {
     let kept = match (settings.model.activations_dtype, recompute) {
         (ActivationsDtype::Float32, _) => return None,
         (ActivationsDtype::Bfloat16, Recompute::None) => {
-            "no memory is saved: with train.recompute: none, activations are kept in float32"
+            "without train.recompute, this saves no memory: they are stored in float32"
         }
         (ActivationsDtype::Bfloat16, _) => "saved activations take 2 bytes a value",
     };

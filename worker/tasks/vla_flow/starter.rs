@@ -39,7 +39,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
         false => Ok(features),
     };
     let state = report.choose(Role::Vector, "observation.state");
-    let state = needed(state, "vector of numbers for a state", "state")?;
+    let state = needed(state, "state vector", "state")?;
     let action = needed(report.choose(Role::Action, "action"), "action", "action")?;
     let cameras = needed(of(Role::Camera).collect(), "camera", "cameras")?;
     let policy = PolicyStart::for_job(job)?;
@@ -54,13 +54,8 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     }
     file.lines("data:").lines(format_args!("  path: {}", yaml_scalar(&report.path)));
     file.lines(format_args!(
-        "  # LeRobot {}: {} episodes, {} frames at {} a second, {} task{}",
-        report.version,
-        report.episodes,
-        report.frames,
-        report.fps,
-        report.tasks,
-        if report.tasks == 1 { "" } else { "s" },
+        "  # LeRobot {}; episodes: {}, frames: {} at {} a second, tasks: {}",
+        report.version, report.episodes, report.frames, report.fps, report.tasks
     ));
     file.lines("  cameras: # in the order of the prompt");
     let taken = policy.as_ref().map(|policy| policy.cameras(&cameras));
@@ -107,7 +102,7 @@ fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError
     file.lines("");
     policy.map_or(Ok(()), |policy| policy.optimizer(&mut file))?;
     let held_out: u64 = held_out_frames(job, report)?;
-    let saw = format!("a LeRobot data set of {} episodes", report.episodes);
+    let saw = format!("a LeRobot data set (episodes: {})", report.episodes);
     Ok(StarterFile { saw, text: file.train(job, report.frames - held_out) })
 }
 
@@ -121,7 +116,7 @@ fn missing(info: &Path, report: &Report, what: &str, key: &str) -> DataError {
     let features = report.features.iter().filter(|feature| feature.role != Role::Bookkeeping);
     let names: Vec<_> = features.map(|feature| feature.name.as_str()).collect();
     let remedy = format!(
-        "a policy needs cameras, a state and an action: if one of {} is the {what}, write a run file and name it in data.{key}",
+        "a policy needs cameras, a state and an action; if one of {} is the {what}, write a run file by hand and name that feature in data.{key}",
         names.join(", ")
     );
     DataError::invalid(info, "features", format!("no {what} found"), remedy)

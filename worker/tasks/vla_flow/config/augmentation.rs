@@ -242,35 +242,37 @@ impl Transforms {
         );
         for (name, WeightedTransform { weight, transform }) in named {
             let path = |field: &str| format!("{PATH}.{name}.{field}");
-            let legal = weight.is_finite() && weight >= 0.0;
-            f.in_range(&path("weight"), weight, legal, "of at least 0");
-            let mut range = |field: &str, [low, high]: [f64; 2], least: f64, most: f64| {
+            f.in_range(&path("weight"), weight, weight >= 0.0, "of at least 0");
+            let mut range = |field: &str, [low, high]: [f64; 2], least: f64, most: f64, bounds: &str| {
                 f.require(
                     low.is_finite() && high.is_finite() && least <= low && low <= high && high <= most,
                     &path(field),
-                    format_args!("[{low}, {high}] is not a range within {least} to {most}"),
-                    "give the smaller value first, both within these bounds",
+                    format_args!("must be two numbers {bounds}, the smaller first; is [{low:?}, {high:?}]"),
+                    "write `[SMALLER, LARGER]`, both in that range",
                 );
             };
             let (tiny, huge) = (f64::MIN_POSITIVE, f64::MAX);
             match transform {
-                Transform::Hue(given) => range("range", given, -0.5, 0.5),
+                Transform::Hue(given) => range("range", given, -0.5, 0.5, "from -0.5 to 0.5"),
                 Transform::Brightness(given)
                 | Transform::Contrast(given)
                 | Transform::Saturation(given)
-                | Transform::Sharpness(given) => range("range", given, 0.0, huge),
+                | Transform::Sharpness(given) => range("range", given, 0.0, huge, "of at least 0"),
                 Transform::Affine(Affine { degrees, translate, scale, shear, .. }) => {
-                    range("degrees", degrees, -360.0, 360.0);
-                    for fraction in translate {
-                        range("translate", [0.0, fraction], 0.0, 1.0);
+                    range("degrees", degrees, -360.0, 360.0, "from -360 to 360");
+                    range("scale", scale, tiny, huge, "above 0");
+                    range("shear", shear, -89.0, 89.0, "from -89 to 89");
+                    for part in translate {
+                        f.in_range(&path("translate"), part, (0.0..=1.0).contains(&part), "from 0 to 1");
                     }
-                    range("scale", scale, tiny, huge);
-                    range("shear", shear, -89.0, 89.0);
                 }
-                Transform::Crop(Crop { fraction, .. }) => range("fraction", [fraction; 2], tiny, 1.0),
+                Transform::Crop(Crop { fraction, .. }) => {
+                    let is_part = (tiny..=1.0).contains(&fraction);
+                    f.in_range(&path("fraction"), fraction, is_part, "above 0 and at most 1");
+                }
                 Transform::ResizedCrop(ResizedCrop { scale, ratio, .. }) => {
-                    range("scale", scale, tiny, 1.0);
-                    range("ratio", ratio, tiny, huge);
+                    range("scale", scale, tiny, 1.0, "above 0 and at most 1");
+                    range("ratio", ratio, tiny, huge, "above 0");
                 }
             }
         }

@@ -38,7 +38,7 @@ fn check_init(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
     f.require(
         !named || adapter.is_none(),
         "lora.init_from",
-        "says what LoRA starts from, and so does `train.init_from.lora`",
+        "is given together with `train.init_from.lora`, which also names the adapter to start from",
         "remove one of them",
     );
     f.require(
@@ -62,7 +62,7 @@ fn check_expert(expert: &Expert, f: &mut Findings) {
         expert.preset.is_none_or(|preset| Expert::from_preset(preset).head == expert.head),
         "expert.head",
         "differs from the head of `expert.preset`",
-        "leave one of them out",
+        "remove `expert.head` or `expert.preset`",
     );
     f.require(
         expert.action_encoder == ActionEncoder::Linear || expert.width.is_multiple_of(2),
@@ -96,12 +96,12 @@ fn check_data(data: &Data, f: &mut Findings) {
     f.require(
         !data.cameras.is_empty() && data.cameras.iter().all(|camera| !camera.trim().is_empty()),
         "data.cameras",
-        "names no camera, or an empty one",
+        "is empty or lists an empty name",
         "list at least one image feature, for instance `[observation.images.front]`",
     );
     let cameras: BTreeSet<_> = data.cameras.iter().collect();
     f.require(cameras.len() == data.cameras.len(), "data.cameras", "names a camera twice", "name each once");
-    f.named("data.prompt", &data.prompt, "`{task}` alone is a good prompt");
+    f.named("data.prompt", &data.prompt, "write a template, for instance `{task}`");
     f.at_least_one("data.min_pixels", data.min_pixels.unwrap_or(1));
     f.at_least_one("data.max_pixels", data.max_pixels.unwrap_or(1));
     data.augmentation.check(f);
@@ -138,13 +138,13 @@ fn check_learning_rates(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings
         *train || brought,
         "expert.train",
         "is false, but there is no pretrained expert to keep frozen",
-        "name one with `train.init_from`, or let it train",
+        "name one with `train.init_from`, or set `expert.train: true`",
     );
     f.require(
         something,
         "expert.train",
-        "is false, and then nothing trains at all",
-        "add a section `lora`, name modules in `model.train`, or let it train",
+        "is false, and nothing else trains either",
+        "add a section `lora`, name modules in `model.train`, or set `expert.train: true`",
     );
     f.require(
         !train || expert != 0.0 || brought,
@@ -173,13 +173,13 @@ fn check_cache(settings: &VlaSettings, spec: &RunSpec, f: &mut Findings) {
             settings.lora.is_some() || !settings.model.train.is_empty(),
             "cache.mode",
             "is `periodic`, but nothing of the vision-language model trains",
-            "use `exact`: without LoRA its features never change",
+            "use `exact`: the features of a frozen model never change",
         );
         f.require(
             settings.model.train.is_empty(),
             "model.train",
             "does not work with `cache.mode: periodic`: cached steps can pause only LoRA",
-            "use LoRA instead; or `cache.mode: exact`, if all that trains is above the tap; or `off`",
+            "use LoRA instead, `cache.mode: exact` if only modules above the tap train, or `cache.mode: off`",
         );
         f.require(
             settings.expert.train || settings.data.sensor.is_some(),

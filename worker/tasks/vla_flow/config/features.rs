@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for FeatureList {
                     names.push(name);
                 }
                 match names.is_empty() {
-                    true => Err(de::Error::custom("an empty list; write `none` instead")),
+                    true => Err(de::Error::custom("is empty; name a feature, or `none` for no state")),
                     false => Ok(FeatureList(names)),
                 }
             }

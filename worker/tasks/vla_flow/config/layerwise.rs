@@ -15,7 +15,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     let fixed = [
         ("expert.layers", expert.layers == own.layers, "it has one block per language model layer"),
         ("expert.feature_norm", !expert.feature_norm, "each of its blocks has its own norm"),
-        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "its prompt has the state"),
+        ("expert.state_encoder", expert.state_encoder == own.state_encoder, "the state is in the prompt"),
         ("expert.action_decoder", expert.action_decoder == Projection::Mlp, "its decoder is an MLP (`mlp`)"),
     ];
     for (key, fits, why) in fixed {
@@ -35,7 +35,7 @@ pub(super) fn check(settings: &VlaSettings, f: &mut Findings) {
     f.require(
         observation.max_text_tokens.is_none() || !data.has_state(),
         "observation.max_text_tokens",
-        "would cut off the state, which the head `layerwise` has at the end of the prompt",
+        "would cut off the state, which the head `layerwise` appends to the prompt",
         "remove it, or set `data.state: none`",
     );
 }

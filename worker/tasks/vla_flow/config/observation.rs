@@ -42,15 +42,14 @@ impl Observation {
         f.require(
             past && self.history.is_sorted_by(|one, other| one < other),
             "observation.history",
-            format_args!("{:?} must be offsets of past frames, the oldest first", self.history),
-            "give offsets from the current frame, which is always included: [-10, \
-             -5], or [-1] for LeRobot's n_obs_steps: 2",
+            format_args!("must be ascending offsets from -{MAX_FRAMES_BACK} to -1, is {:?}", self.history),
+            "list past frames, the oldest first, for instance [-10, -5]; LeRobot's n_obs_steps: 2 is [-1]",
         );
         f.require(
             self.history.len() <= MAX_HISTORY,
             "observation.history",
             format_args!("has {} frames; the maximum is {MAX_HISTORY}", self.history.len()),
-            "leave some out: each has an image of every camera",
+            "remove some: each frame adds an image of every camera",
         );
         f.at_least_one("observation.max_text_tokens", self.max_text_tokens.unwrap_or(1));
     }
@@ -80,8 +79,8 @@ pub(super) fn check_features(data: &Data, f: &mut Findings) {
     f.require(
         !data.state.is_none() || !data.delta_actions.contains(&true),
         "data.delta_actions",
-        "takes actions relative to the state, but `data.state` is `none`",
-        "name a state, or remove the key",
+        "makes actions relative to the state, but `data.state` is `none`",
+        "name a state in `data.state`, or remove `data.delta_actions`",
     );
     if let Some(sensor) = &data.sensor {
         f.named("data.sensor", &sensor.key, "name the sensor feature or remove the key");

@@ -117,9 +117,9 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
             names.insert(in_metric(name)),
             &key("name"),
             format_args!(
-                "`{name}` has the same first {MAX_IN_METRIC} letters as the name of another data set"
+                "`{name}` does not differ from another data set's name in the first {MAX_IN_METRIC} characters"
             ),
-            "give it a `name` that differs in these letters",
+            "give it a `name` that differs in these characters",
         );
         for (of, given) in [("weight", set.weight), ("share", set.share)] {
             let given = given.unwrap_or(1.0);
@@ -127,14 +127,14 @@ pub(super) fn check(data: &Data, spec: &RunSpec, f: &mut Findings) {
                 given.is_finite() && given > 0.0,
                 &key(of),
                 format_args!("is {given}, so no sample could be drawn"),
-                "give a number above 0, or remove the set",
+                "give a finite number above 0, or remove the set",
             );
         }
         let by_shares = data.sets.iter().any(|set| set.share.is_some());
         f.require(
             !by_shares || (set.share.is_some() && set.weight.is_none()),
             &key("share"),
-            "must be given for all sets or for none, and excludes `weight`",
+            "must be given for all sets or for none, and not together with `weight`",
             "give every set a `share` and no `weight`, or remove every `share`",
         );
         check_cameras(data, set, &key("cameras"), f);

@@ -68,7 +68,7 @@ fn far_told(name: &str, key: &str, mode: NormMode, far: &FarValue, names: &[Stri
     let dim = dimension(*dim, names);
     let other = if mode == NormMode::MeanStd { "min_max" } else { "mean_std` or `min_max" };
     format!(
-        "{name}: dimension {dim} has a value of {recorded}, which normalization by `{}` ({range}) turns into {normalized:.1e}: \
+        "{name}: dimension {dim} has a value of {recorded:?}, which normalization by `{}` ({range}) turns into {normalized:.1e}: \
          such values outweigh all others in the loss; use `{other}` in data.normalization.{key}, or repair the recording",
         mode.name()
     )

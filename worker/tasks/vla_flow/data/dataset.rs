@@ -347,7 +347,7 @@ fn check_images(dataset: &Dataset, camera: &Camera, column: usize) -> Result<(),
         Some((height, width)) => {
             let found =
                 format!("{}x{} (height x width), but its images are {height}x{width}", size.0, size.1);
-            let remedy = "correct the feature's shape; `names` says which of its axes is the channel";
+            let remedy = "correct the feature's shape, or its `names`, which give the order of the axes";
             Err(DataError::invalid(
                 &dataset.catalog.info.path,
                 format!("features.{name}.shape"),

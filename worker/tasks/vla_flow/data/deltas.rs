@@ -91,13 +91,13 @@ impl RecordedNumbers<'_> {
         let (given, reach, path) = (deltas.mask.len(), deltas.reach(), &catalog.info.path);
         if given > action.width || reach > state.width {
             let found = format!(
-                "{given} values, the last `true` at index {}; the action has {} dimensions, the \
-                 state {}",
+                "has {given} values, the last `true` at index {}, but the action has {} dimensions \
+                 and the state {}",
                 reach.saturating_sub(1),
                 action.width,
                 state.width
             );
-            let remedy = "a relative action needs a state dimension with the same index: shorten the list, or use false";
+            let remedy = "shorten the list, or use `false` where the state has no such dimension";
             return Err(DataError::invalid(path, "data.delta_actions", found, remedy));
         }
         if !deltas.any() || data.normalization.action == NormMode::Identity {
@@ -136,7 +136,7 @@ impl RecordedNumbers<'_> {
             let episodes = lost.len();
             tracing::warn!(
                 %error,
-                "statistics of relative actions leave out unreadable episodes: {episodes}, the first is episode {number}"
+                "unreadable episodes left out of the statistics of relative actions: {episodes} (the first: episode {number})"
             );
         }
         if let Some((_, error)) = lost.pop().filter(|_| readable.is_empty()) {

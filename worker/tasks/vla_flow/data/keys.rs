@@ -133,7 +133,7 @@ impl Dataset {
         }
         // What cannot be remembered is read again next time.
         if let Err(error) = memo.save() {
-            tracing::warn!(%error, "cannot save the digests of the data set's images");
+            tracing::warn!(%error, "cannot save image digests; the next launch computes them again");
         }
         Ok(SampleKeys::new(self.assemble(&tables), images_read))
     }

@@ -99,8 +99,8 @@ impl Mixture {
             return Dataset::from_spec(spec, models);
         }
         let set = settings.data.set(settings.serve.set.as_deref().unwrap_or_default()).map_err(|names| {
-            let remedy = format!("choose one: set serve.set to one of {names}");
-            DataError::invalid(Path::new(&spec.data.path), "data.sets", "several data sets", remedy)
+            let remedy = format!("a preview shows only one: set serve.set to one of {names}");
+            DataError::invalid(Path::new(&spec.data.path), "data.sets", "lists several data sets", remedy)
         })?;
         Dataset::from_spec(&settings.spec_of_set(spec, set), models)
     }
@@ -147,12 +147,12 @@ impl Mixture {
         let horizon = self.dims.horizon;
         let told = rates.iter().map(|(fps, names)| {
             let fps = f64::from_bits(*fps);
-            format!("{} at {fps} fps ({horizon} actions are {:.2} s)", names.join(", "), horizon as f64 / fps)
+            format!("{} at {fps} fps ({:.2} s)", names.join(", "), horizon as f64 / fps)
         });
         (rates.len() > 1).then(|| {
             let told: Vec<_> = told.collect();
             format!(
-                "data.sets: recorded at different rates: {}; the same number of actions takes a different time on each robot",
+                "data.sets: recorded at different rates, so a chunk of actions (data.horizon: {horizon}) lasts a different time in each: {}",
                 told.join("; ")
             )
         })
@@ -269,7 +269,7 @@ impl Samples for Mixture {
             let prompt = dataset.prompt_tokens()?;
             let left_out = dataset.selection.describe().map_or(String::new(), |told| format!(", {told}"));
             let text =
-                format!("{name}: {taken} of {samples} samples an epoch, {prompt} prompt tokens{left_out}");
+                format!("{name}: {samples} samples, {taken} per epoch, {prompt} prompt tokens{left_out}");
             Ok(("data_set", text))
         };
         self.members.iter().zip(&self.shares).map(of).collect()
@@ -338,7 +338,7 @@ fn check_widths(members: &[Member]) -> Result<(), DataError> {
             let name =
                 other.dataset.sensor.as_ref().map_or("observation.sensor", |sensor| sensor.name.as_str());
             let found = format!(
-                "{:?} (window, channels) in `{}`, {:?} in `{}`; a sensor's window cannot be padded",
+                "{:?} (window, channels) in `{}`, but {:?} in `{}`; a sensor's window cannot be padded",
                 sensor(other),
                 other.name,
                 sensor(first),

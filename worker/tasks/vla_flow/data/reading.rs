@@ -183,7 +183,7 @@ impl<'a> SampleReader<'a> {
         let wanted = (self.number as i64, (self.index - self.episode.start) as i64);
         if (*episode, *frame) != wanted {
             let fault = format!(
-                "the row says episode {episode}, frame {frame}; metadata and data are of different recordings"
+                "the row is of episode {episode}, frame {frame}: metadata and data are of different recordings; restore both from one"
             );
             return Err(self.error("episode_index, frame_index", fault));
         }

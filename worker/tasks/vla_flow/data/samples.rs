@@ -119,7 +119,7 @@ fn texts_empty(dataset: &Dataset) -> Option<String> {
     let first = empty.next()?;
     let others = match empty.count() {
         0 => String::new(),
-        more => format!(", like {more} more of {} task texts", tasks.len()),
+        more => format!(" ({} of {} task texts are empty)", more + 1, tasks.len()),
     };
     Some(format!(
         "{}: the text of task_index {first} is empty{others}: frames with an empty text are learned without an instruction; write what the robot does",
@@ -135,7 +135,7 @@ fn texts_cut(dataset: &Dataset) -> Option<String> {
         texts.iter().map(|text| (dataset.prompt.cut(text), text)).filter(|(cut, _)| *cut > 0).collect();
     let (lost, longest) = cut.iter().max()?;
     Some(format!(
-        "observation.max_text_tokens: {} of {} task texts have more than {most} tokens and lose their end; the longest loses {lost} of its tokens: {longest:?}",
+        "observation.max_text_tokens: texts are cut after {most} tokens, which shortens {} of {} task texts; the longest loses {lost} tokens: {longest:?}",
         cut.len(),
         texts.len(),
     ))

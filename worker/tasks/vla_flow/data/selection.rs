@@ -47,7 +47,7 @@ impl Selection {
         let trained = (0..count).filter(|n| is_listed(*n) && !is_excluded(*n) && !holdout.contains(n));
         let trained: Vec<u64> = trained.collect();
         if trained.is_empty() {
-            let found = "data.holdout_episodes and data.exclude_episodes leave out every episode, or every one of data.episodes";
+            let found = "data.holdout_episodes and data.exclude_episodes leave no episode to train on (of data.episodes, if it is set)";
             return wrong(found.into(), "leave at least one episode to train on");
         }
         let lost = (0..).zip(episodes).filter(|(number, _)| is_excluded(*number));

@@ -48,7 +48,7 @@ pub(super) fn check_reach(catalog: &Catalog, vla: &VlaSettings) -> Result<(), Da
         None => Ok(()),
         Some((key, rows)) => {
             let found = format!("{key} spans {rows} rows, but the longest episode has {longest}");
-            let remedy = format!("shorten {key}: rows before an episode's first are only copies of it");
+            let remedy = format!("shorten {key}: rows before an episode's start only repeat its first row");
             Err(DataError::invalid(&catalog.info.path, "total_frames", found, remedy))
         }
     }

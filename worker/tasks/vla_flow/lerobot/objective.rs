@@ -40,7 +40,7 @@ use crate::{
 
 /// What a run leaves: the policy as LeRobot loads it.
 const POLICY: [Artifact; 2] = [
-    Artifact { path: "policy/config.json", what: "configuration of the policy, as LeRobot has it" },
+    Artifact { path: "policy/config.json", what: "configuration of the policy, in LeRobot's format" },
     Artifact { path: "policy/model.safetensors", what: "all weights of the policy" },
 ];
 /// Where it is.
@@ -283,7 +283,7 @@ fn readme(base_model: &str, [module, class]: [&str; 2]) -> String {
          - lerobot\n\
          ---\n\n\
          # LoRA adapter of {base_model}\n\n\
-         Trained by Coxswain. `../policy` has it merged.\n\n\
+         Trained by Coxswain. `../policy` is the policy with this adapter merged in.\n\n\
          ```python\n\
          from {module} import {class}\n\
          from peft import PeftModel\n\n\

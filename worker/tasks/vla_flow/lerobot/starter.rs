@@ -109,7 +109,7 @@ impl PolicyStart {
         }
         file.lines(format_args!("  clip_norm: {}", number("optimizer_grad_clip_norm", 10.0)));
         file.lines(format_args!(
-            "  warmup_ratio: {:.4} # for runs longer than {decay} steps: warmup_steps: {warm_up}, decay_steps: {decay}",
+            "  warmup_ratio: {:.4} # for runs longer than {decay} steps, use `warmup_steps: {warm_up}` and `decay_steps: {decay}` instead",
             warm_up / decay
         ));
         let least = number("scheduler_decay_lr", 2.5e-6) / rate;

@@ -320,7 +320,7 @@ fn settings_that_such_a_policy_has_not_are_refused_by_key() {
     wanted(&["a", &one], json!({}), &format!("data.rename_map: {{a: {two}}}"));
     wanted(&["a", "b", "c"], json!({}), "but the policy has only");
     wanted(&[&two, &one], json!({}), &format!("list them as [{one}, {two}]"));
-    wanted(&["a", &one], json!({"a": one}), "include two that data.rename_map maps to one camera");
+    wanted(&["a", &one], json!({"a": one}), "are mapped to the same camera");
     let elsewhere = spec(&Path::new(GOLDEN).join("policy"), &[("model.backbone", json!("/nowhere"))]);
     let message = built(&elsewhere).err().expect("it is not there");
     assert!(message.contains("no config.json") && message.contains("hf download"), "{message}");

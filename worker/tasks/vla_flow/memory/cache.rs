@@ -127,8 +127,8 @@ impl Subject {
             let store = human::bytes(outlook.store_bytes);
             let remark = match mode {
                 CacheMode::Periodic => format!(
-                    "live steps are unchanged; cached ones take {} less and are {faster}, but do not \
-                     train LoRA; {store} on disk",
+                    "live steps are unchanged; cached ones need {} less memory and are {faster}, but \
+                     do not train LoRA; {store} on disk",
                     human::bytes(outlook.live_activations.saturating_sub(least))
                 ),
                 _ => format!("losses stay the same, steps are {faster}; {store} on disk"),

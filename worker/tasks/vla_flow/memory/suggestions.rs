@@ -55,7 +55,7 @@ impl Subject {
         if self.vla.expert.repeated_noise > 1 {
             let peak = with(&|vla| vla.expert.repeated_noise = 1);
             let remark = "fewer draws for each forward pass of the model";
-            add("one draw a sample", "expert.repeated_noise=1".into(), remark, peak);
+            add("one noise draw per sample", "expert.repeated_noise=1".into(), remark, peak);
         }
         suggestions.extend(self.narrow_activations(ask));
         suggestions.extend(self.offloading(ask));

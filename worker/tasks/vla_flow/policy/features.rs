@@ -114,7 +114,7 @@ impl<B: Tape<Base = B>> Policy<B> {
             Err(StepError::Features { step: batch.step, samples: batch.sample_indices.clone(), problem })
         };
         let Some(tap) = self.tap else {
-            return wrong("this policy has no tap: its run's cache is off".into());
+            return wrong("found, but the run's cache is off (cache.mode)".into());
         };
         let (width, count) = (self.tap_width(), self.tap_tokens(batch).into_iter().sum::<usize>());
         if features.width != width || features.values.len() != width * count {

@@ -160,7 +160,7 @@ fn check(vla: &VlaSettings, dims: SampleDims) -> Result<(), PolicyError> {
     let seen = [("data.state", dims.state), ("data.sensor", dims.sensor_window)];
     if let Some((field, _)) = seen.into_iter().find(|(_, size)| vla.expert.head == HeadKind::Oft && *size > 0)
     {
-        let problem = "is an input, but the head `oft` takes only images and text; leave it out";
+        let problem = "is an input, but the head `oft` takes only images and text; set data.state to `none` and remove data.sensor";
         return refuse(field, problem.into());
     }
     let (window, tokens) = (dims.sensor_window, vla.sensor.tokens);

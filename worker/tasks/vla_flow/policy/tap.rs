@@ -156,8 +156,8 @@ fn check(tap: Tap, mode: CacheMode, adapted: &TrainedParts, deepest: Tap) -> Res
         Some(first) if mode == CacheMode::Exact => refuse(
             "cache.tap",
             format!(
-                "is {tap}, but {first} trains before it, so the features would not stay the \
-                 same; use `auto` ({deepest}), or `cache.mode: periodic`"
+                "is {tap}, but {first} comes before it and trains, so the features would not \
+                 stay the same; use `auto` ({deepest}), or `cache.mode: periodic`"
             ),
         ),
         _ => Ok(()),
@@ -259,7 +259,7 @@ mod tests {
             assert_eq!(resolve(vla_flow::TapSetting::Auto).ok(), Some(Some(Tap::Vision)));
             for tap in [vla_flow::TapSetting::Layer(0), vla_flow::TapSetting::Final] {
                 let message = resolve(tap).expect_err("it changes").to_string();
-                assert!(message.contains("the token embedding trains before it"), "{message}");
+                assert!(message.contains("the token embedding comes before it and trains"), "{message}");
             }
         }
         let both =

@@ -241,7 +241,7 @@ impl ObservationReader {
                 frames == 1 || shape.first() == Some(&frames)
             });
             let part = found.and_then(as_numbers).ok_or_else(|| {
-                let wanted = format!("expected numbers that are a part of the shape {:?}", feature.shape);
+                let wanted = format!("expected numbers (all parts together have shape {:?})", feature.shape);
                 self.differs(request, name, &feature.name, &wanted)
             })?;
             check_finite(name, &part)?;
@@ -331,7 +331,7 @@ impl ObservationReader {
                 let there: Vec<_> =
                     there.take(MAX_LISTED).map(|(name, value)| format!("{name} ({})", kind(value))).collect();
                 format!(
-                    "missing; {expected}{feature}. The observation has {}; the policy takes {}",
+                    "missing; {expected}{feature}. The observation has {}; the policy needs {}",
                     if there.is_empty() { "nothing".to_owned() } else { there.join(", ") },
                     self.taken().collect::<Vec<_>>().join(", ")
                 )

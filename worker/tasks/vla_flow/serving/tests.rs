@@ -294,7 +294,7 @@ fn a_bad_observation_is_refused_by_the_name_of_what_is_wrong() {
         (
             camera,
             None,
-            "observation.state (float32 [3]), prompt (text); the policy takes observation.images.",
+            "observation.state (float32 [3]), prompt (text); the policy needs observation.images.",
         ),
         (camera, small, "found uint8 [2, 2, 3]"),
         (
@@ -394,7 +394,7 @@ fn values_are_found_under_the_names_of_the_section_serve() {
         ),
         (
             refused(&|named| drop(named.remove("gripper"))),
-            "gripper: missing; expected numbers that are a part of the shape [3]",
+            "gripper: missing; expected numbers (all parts together have shape [3])",
         ),
         (
             refused(&|named| drop(named.insert("joints".into(), longer.clone()))),

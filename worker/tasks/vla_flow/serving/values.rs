@@ -31,7 +31,7 @@ pub(super) fn as_numbers(value: &Value) -> Option<Vec<f32>> {
 pub(super) fn check_finite(name: &str, values: &[f32]) -> Result<(), BadRequest> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
-        Some(at) => Err(BadRequest::new(name, format!("element {at} is {}; expected numbers", values[at]))),
+        Some(at) => Err(BadRequest::new(name, format!("element {at} is {}; must be finite", values[at]))),
     }
 }
 

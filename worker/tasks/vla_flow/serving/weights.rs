@@ -66,7 +66,7 @@ fn fill_group(
     }
     let at = |problem: String| TaskError::bad_input(format!("{}: {problem}", path.display()));
     let bytes = bounded::read(path, u64::MAX).map_err(|error| {
-        TaskError::io(format!("read {}: {error}; name the directory of a run that has ended", path.display()))
+        TaskError::io(format!("cannot read {}: {error}; name a finished run's directory", path.display()))
     })?;
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| at(format!("not a safetensors file ({error}); copy it again")))?;

@@ -316,7 +316,7 @@ fn an_expert_that_does_not_train_is_brought_and_something_else_trains() {
     for (given, reported) in [
         (&["lora={}", kept][..], "there is no pretrained expert"),
         (&["lora={}", kept, "train.init_from={sensor: runs/one}"], "there is no pretrained expert"),
-        (&[kept, from], "nothing trains at all"),
+        (&[kept, from], "nothing else trains either"),
         (&["lora={}", "cache={mode: periodic}", kept, from], "`cache.mode: periodic` would train nothing"),
     ] {
         let error = read(SMALL, given).expect_err(reported);

@@ -60,20 +60,20 @@ fn what_no_mixture_can_be_is_refused_with_its_place() {
     for (given, field, says) in [
         (one("weight: 0"), "data.sets.0.weight", "no sample could be drawn"),
         (one("weight: -1"), "data.sets.0.weight", "is -1"),
-        (one("weight: .inf"), "data.sets.0.weight", "a number above 0"),
+        (one("weight: .inf"), "data.sets.0.weight", "a finite number above 0"),
         (one("share: 0"), "data.sets.0.share", "no sample could be drawn"),
-        (one("share: 1, weight: 2"), "data.sets.0.share", "excludes `weight`"),
+        (one("share: 1, weight: 2"), "data.sets.0.share", "not together with `weight`"),
         (two("path: b, share: 2"), "data.sets.0.share", "for all sets or for none"),
         (one("name: a/b"), "data.sets.0.name", "not a usable name"),
         (one("cameras: {front: a}"), "data.cameras", "names `wrist`, which no data set has"),
         (one("cameras: {frnt: a}"), "data.sets.0.cameras", "maps `frnt`, which is not one of `data.cameras`"),
         (two("path: ''"), "data.sets.1.path", "is empty"),
         (two("path: lab, name: b"), "data.sets.1.path", "a second time"),
-        (two("path: other/lab"), "data.sets.1.name", "of another data set"),
+        (two("path: other/lab"), "data.sets.1.name", "another data set's name"),
         ("data.episodes=[1]".into(), "data.episodes", "which of `data.sets`"),
         ("data.holdout_episodes=[1]".into(), "data.holdout_episodes", "which of `data.sets`"),
         ("serve.set=attic".into(), "serve.set", "not one of `data.sets`"),
-        (alike, "data.sets.1.name", "the same first 40 letters"),
+        (alike, "data.sets.1.name", "in the first 40 characters"),
     ] {
         let error = read(SETS, &[&given]).expect_err(&given);
         let found = error.problems().iter().find(|problem| problem.path == field);

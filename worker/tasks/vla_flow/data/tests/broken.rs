@@ -191,7 +191,7 @@ fn values_that_normalization_makes_far_too_large_are_a_warning() {
     });
     let told = opened.expect("it can be trained on").warnings();
     let parts = [
-        "action: dimension 1 has a value of 1,",
+        "action: dimension 1 has a value of 1.0,",
         "`quantiles` (q01 0 and q99 0)",
         "2.0e8",
         "data.normalization.action",
@@ -422,7 +422,7 @@ fn a_task_without_text_is_named() {
 
 #[test]
 fn holding_out_everything_or_what_is_not_there_is_refused() {
-    refused_at_open(|_, s| s.data.holdout_episodes = vec![0, 1, 2, 3], &["every episode", "at least one"]);
+    refused_at_open(|_, s| s.data.holdout_episodes = vec![0, 1, 2, 3], &["leave no episode", "at least one"]);
     refused_at_open(
         |_, s| s.data.holdout_episodes = vec![4],
         &["no episode 4; there are 4", "data.holdout_episodes"],

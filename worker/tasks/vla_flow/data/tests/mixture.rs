@@ -154,7 +154,7 @@ fn what_cannot_be_mixed_is_named_with_its_set() {
     );
     refused_pair(
         |sets| sets[1].holdout_episodes = vec![0, 1],
-        &["data.sets.1 (`field`)", "leave out every episode", "leave at least one"],
+        &["data.sets.1 (`field`)", "leave no episode to train on", "leave at least one"],
     );
     refused_pair(
         |sets| sets[0].sensor = Some("observation.sensor".into()),

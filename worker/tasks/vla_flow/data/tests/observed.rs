@@ -281,7 +281,7 @@ fn empty_texts_of_tasks_are_told_once() {
     let told: Vec<_> = warnings.iter().filter(|line| line.contains("is empty")).collect();
     let [told] = told[..] else { panic!("{warnings:?}") };
     let wanted =
-        "meta/tasks.parquet: the text of task_index 1 is empty, like 1 more of 4 task texts: frames with";
+        "meta/tasks.parquet: the text of task_index 1 is empty (2 of 4 task texts are empty): frames with";
     assert!(told.contains(wanted), "{told}");
 }
 
@@ -296,7 +296,7 @@ fn long_texts_are_cut_and_a_warning_counts_them() {
     let warnings = coxswain_task::Samples::warnings(&dataset);
     let told = warnings.iter().find(|line| line.contains("max_text_tokens"));
     assert!(
-        told.is_some_and(|line| line.contains("4 of 4 task texts have more than 2 tokens")),
+        told.is_some_and(|line| line.contains("cut after 2 tokens, which shortens 4 of 4 task texts")),
         "{warnings:?}"
     );
     assert_eq!(Outline::from_spec(&spec, shelf()).unwrap().prompt_tokens, cut.len());

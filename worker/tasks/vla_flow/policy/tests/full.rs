@@ -148,7 +148,7 @@ fn image_features_are_kept_below_an_embedding_that_trains() {
     assert!(fixture.run(&cached) == fixture.run(&batch), "kept features change nothing");
     let last = ("cache", json!({"mode": "exact", "tap": "final"}));
     let message = refused(&training(&["embed_tokens"], &[last, frozen.clone()]));
-    assert!(message.contains("the token embedding trains before it"), "{message}");
+    assert!(message.contains("the token embedding comes before it and trains"), "{message}");
     // Tokens that no sample has keep their rows: nothing reads this table but the lookup.
     let (_, grads) = fixture.run(&batch);
     let (layout, table) = (fixture.trainables.layout(), "model.language_model.embed_tokens.weight");

@@ -111,7 +111,7 @@ fn features_side_by_side_are_given_by_their_names() {
     named.insert(STATE.into(), Value::numbers(vec![6], vec![0.0; 6]));
     assert!(
         refusal(&run, &named)
-            .contains("found float32 [6]; expected numbers that are a part of the shape [2, 5]")
+            .contains("found float32 [6]; expected numbers (all parts together have shape [2, 5])")
     );
 }
 
