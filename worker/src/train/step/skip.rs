@@ -52,7 +52,7 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
         bench.require_sound()?;
         self.doubt = Some(doubted);
         if let Some(error) = error.filter(|_| bench.members.rank() == doubted.rank) {
-            let line = format!("{error}: step {} runs once more", self.step);
+            let line = format!("{error}. Step {} runs once more", self.step);
             bench.members.link.report(Report::Note(line))?;
         }
         self.recut()?;
