@@ -189,7 +189,7 @@ fn a_process_that_does_not_pass_its_check_does_not_register_and_its_successor_ma
     for check in ["known", "disk", "device"] {
         let fault = format!("slot=1 check={check} times=1");
         let printed = with_fault(&toy, check, &run, ("COX_FAULT_HEALTH", &fault));
-        assert!(printed.contains(&format!("health check: COX_FAULT_HEALTH fails {check}")), "{printed}");
+        assert!(printed.contains(&format!("makes this health check fail: {check}")), "{printed}");
         assert!(!printed.contains("cordoned"), "{printed}");
         assert!(toy.network(check) == toy.network("undisturbed"), "{check}: it learned something else");
     }

@@ -25,7 +25,7 @@ impl Checkpoint {
             return Err(damaged(format!("it has {} bytes instead of {}", actual.bytes, expected.bytes)));
         }
         if actual.blake3 != expected.blake3 {
-            return Err(damaged("its BLAKE3 differs from the manifest's".into()));
+            return Err(damaged("its BLAKE3 digest differs from the manifest's".into()));
         }
         Ok(path)
     }
