@@ -176,7 +176,7 @@ fn what_does_not_fit_one_sample_at_a_time_ends_the_run_with_advice_and_its_own_e
         printed.contains("does not fit in memory even with one sample at a time: out of memory in backward"),
         "{printed}"
     );
-    assert!(printed.contains("To make it fit: train.recompute: full, or "), "{printed}");
+    assert!(printed.contains("To make it fit, use train.recompute: full, or "), "{printed}");
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn any_checkpoint_is_exported_as_a_run_leaves_its_last() {
     done(&["export", dir, "--step=best", "--out", best.to_str().expect("a readable path")]);
     assert!(same(&best, &out));
     let (status, printed) = CoxProcess::start(&["export", dir, "--step=4"]).finish();
-    assert!(!status.success() && printed.contains("there are checkpoints of steps 3, 6"), "{printed}");
+    assert!(!status.success() && printed.contains("steps with a checkpoint: [3, 6]"), "{printed}");
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn in_order(device: &CudaDevice) -> Result<String, String> {
     let from = |at: usize| at / SIDE * SIDE + (at % SIDE + SIDE - IN_ORDER % SIDE) % SIDE;
     let finding = compared(&found, |at| value(from(at)), took)?;
     Ok(format!(
-        "{finding}: {:.1} us per matmul and conversion",
+        "{finding} ({:.1} us per matmul and conversion)",
         took.as_secs_f64() * 1e6 / (IN_ORDER - 1) as f64
     ))
 }

@@ -168,7 +168,7 @@ impl Kernels {
 
     fn new(own: &Path) -> Self {
         if let Err(why) = fs::create_dir_all(own) {
-            tracing::warn!(dir = %own.display(), %why, "cannot save compiled kernels");
+            tracing::warn!(dir = %own.display(), %why, "cannot save compiled kernels; each start compiles them again");
         }
         remove_all_but(MOST, own);
         Self { own: own.to_owned(), shipped: None }

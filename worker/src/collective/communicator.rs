@@ -91,7 +91,7 @@ pub(super) fn check_distance(distance: usize, world: usize) -> Result<(), Collec
     if (1..world.max(2)).contains(&distance) {
         return Ok(());
     }
-    let detail = format!("by {distance} in a world of {world}");
+    let detail = format!("distance {distance} is not possible in a world of {world}");
     Err(CollectiveError::Size { operation: "shift", detail })
 }
 
@@ -100,5 +100,5 @@ pub(super) fn check_root(operation: &'static str, root: Rank, world: usize) -> R
     if (root.0 as usize) < world {
         return Ok(());
     }
-    Err(CollectiveError::Size { operation, detail: format!("root {root} in a world of {world}") })
+    Err(CollectiveError::Size { operation, detail: format!("there is no root {root} in a world of {world}") })
 }

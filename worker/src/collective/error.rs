@@ -65,10 +65,10 @@ pub enum CollectiveError {
     NoTransport(String),
     /// Some ranks compute on GPUs, and others would have.
     #[error(
-        "{stranded} found no GPU and would compute on the CPU, but {on_gpus} on GPUs: all ranks would \
-         wait for the CPU in every step; `cox selftest --device cuda` on that machine says what is missing; \
-         if this is intended, start those workers with --device cpu \
-         (or COX_DEVICE=cpu), or all with launch.device=cpu"
+        "{stranded} found no GPU and would compute on the CPU while {on_gpus} would use a GPU: every step \
+         would wait for the CPU; run `cox selftest --device cuda` where no GPU was found to see what is \
+         missing; if the mix is intended, start the workers without a GPU with --device cpu \
+         (or COX_DEVICE=cpu); launch.device=cpu puts all workers on CPUs"
     )]
     MixedDevices {
         /// Ranks without a GPU.
@@ -90,7 +90,7 @@ pub enum CollectiveError {
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The listening socket could not be opened.
-    #[error("cannot listen on {address}: {source}; use a free port, or port 0 for any")]
+    #[error("cannot listen on {address}: {source}; use a local address and a free port (0 for any)")]
     Listen {
         /// As given.
         address: String,
@@ -98,7 +98,7 @@ pub enum JoinError {
         source: io::Error,
     },
     /// The membership contradicts itself.
-    #[error("rank {rank} in a world of {world} has no place in a ring")]
+    #[error("there is no rank {rank} in a world of {world}")]
     Membership {
         /// This rank.
         rank: Rank,
@@ -133,7 +133,7 @@ pub enum JoinError {
     },
     /// The previous rank did not call in time.
     #[error(
-        "rank {peer} did not connect within {waited:.1?} ({refused} others were refused); is it running, and is {address} reachable from it?"
+        "rank {peer} did not connect within {waited:.1?} (other connections refused: {refused}); is it running, and is {address} reachable from it?"
     )]
     NobodyCame {
         /// The neighbour.
@@ -164,6 +164,6 @@ pub enum JoinError {
         source: io::Error,
     },
     /// The sockets could not be waited for.
-    #[error("cannot wait for sockets: {0}")]
+    #[error("cannot poll the sockets of the ring: {0}")]
     Wait(io::Error),
 }

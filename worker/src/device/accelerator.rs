@@ -71,7 +71,7 @@ pub enum NoGpus {
     },
     /// A driver without a GPU.
     #[error(
-        "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES and the container's or the job's devices"
+        "the NVIDIA driver sees no GPU; check CUDA_VISIBLE_DEVICES, and that the container or job has a GPU"
     )]
     NoGpu,
     /// No compiler for kernels.
@@ -81,7 +81,7 @@ pub enum NoGpus {
     )]
     NoCompiler,
     /// A compiler that is too old.
-    #[error("NVRTC {found} is too old: kernels need {needed} or newer (and a driver for it)")]
+    #[error("NVRTC {found} is too old: install {needed} or newer (and a driver that supports it)")]
     OldCompiler {
         /// Version.
         found: Version,

@@ -20,7 +20,7 @@ pub fn choose(
             Ok(gpus) => Device::Cuda(local_rank % gpus.count),
             Err(NoGpus::NotBuilt { driver: false } | NoGpus::NoDriver | NoGpus::NoGpu) => Device::Cpu,
             Err(missing) => {
-                tracing::warn!("an NVIDIA driver is installed but cannot be used: {missing}");
+                tracing::warn!("an NVIDIA driver is installed, but this worker uses the CPU: {missing}");
                 Device::Cpu
             }
         }),

@@ -110,7 +110,7 @@ pub fn open() {
         match mapped {
             Ok(memory) => Some(Note { memory, generation: AtomicU64::new(0) }),
             Err(error) => {
-                tracing::warn!(path, %error, "{VARIABLE}: samples being read are not recorded");
+                tracing::warn!(path, %error, "cannot use the memory that {VARIABLE} names: if a damaged sample kills this process, the launcher cannot name that sample");
                 None
             }
         }

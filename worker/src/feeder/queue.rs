@@ -144,7 +144,7 @@ impl SharedQueue {
             // this micro-batch.
             let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.make(&job)));
             let result = made.unwrap_or_else(|panic| {
-                let what = format!("a thread panicked over step {}: {}", job.step, words(panic.as_ref()));
+                let what = format!("a data thread panicked in step {}: {}", job.step, words(panic.as_ref()));
                 Err(DataError::Pipeline(what))
             });
             let mut state = self.lock();

@@ -42,7 +42,7 @@ impl InjectedFault {
         let number = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
         let fails = fails(&text, check, number("RANK"), number("TORCHELASTIC_RESTART_COUNT"));
         match fails {
-            Some(true) => Some(format!("health check: {HEALTH} fails {}", check.word())),
+            Some(true) => Some(format!("{HEALTH} makes this health check fail: {}", check.word())),
             Some(false) => None,
             None => {
                 tracing::error!("{HEALTH}={text:?} is ignored: write `slot=1 check=known times=2`");

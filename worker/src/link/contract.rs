@@ -133,7 +133,7 @@ pub enum LinkError {
     #[error("the run has ended: {0}")]
     Over(String),
     /// The run goes on without this worker, which ends in good order.
-    #[error("not needed any more: {0}")]
+    #[error("this worker is no longer needed: {0}")]
     Dismissed(String),
     /// The coordinator is not coming back, or refused us.
     #[error("control plane lost: {0}")]

@@ -76,7 +76,7 @@ impl<F> SoloLink<F> {
         let evidence = Evidence { drift: drift.map(|drift| drift.drift), lost, given_up };
         if let Some(decided) = self.cache_phases.decide(step, &evidence) {
             let number = decided.generation.number;
-            tracing::info!(step = step.0, number, why = ?decided.why, "features of version {number}");
+            tracing::info!(step = step.0, number, why = ?decided.why, "cached features of version {number} from this step on");
         }
     }
 

@@ -87,7 +87,7 @@ impl fmt::Display for OutOfMemory {
             let parts =
                 self.held.iter().map(|held| format!("{} {}", held.what, human::bytes_closely(held.bytes.0)));
             let parts: Vec<String> = parts
-                .chain([format!("activations, input and the rest {}", human::bytes_closely(rest))])
+                .chain([format!("everything else (activations, inputs) {}", human::bytes_closely(rest))])
                 .collect();
             write!(f, "; held: {}", parts.join(", "))?;
         }
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             found.to_string(),
             "out of memory in backward: requested 2,000 MiB on top of 1,000 MiB, with 1,048 MiB free of the 2,048 MiB of memory.capacity; \
-             held: frozen weights 800.0 MiB, gradients 100.0 MiB, activations, input and the rest 2,100 MiB; \
+             held: frozen weights 800.0 MiB, gradients 100.0 MiB, everything else (activations, inputs) 2,100 MiB; \
              peaks so far: forward 1,900 MiB"
         );
     }

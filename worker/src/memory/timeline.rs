@@ -88,7 +88,7 @@ impl Timeline {
     }
 
     fn give_up(&mut self, error: &io::Error) {
-        tracing::warn!(path = %self.path.display(), %error, "no memory timeline");
+        tracing::warn!(path = %self.path.display(), %error, "cannot write the memory timeline; nothing more is added to it");
         self.file = None;
     }
 }

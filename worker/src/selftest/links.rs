@@ -93,7 +93,7 @@ fn over(
         let ms = took.as_secs_f64() * 1e3;
         let rate = 4.0 * LENGTH as f64 / 1e9 / took.as_secs_f64().max(1e-9);
         let told = format!("{ms:.1} ms for {} MiB ({rate:.2} GB/s)", (4 * LENGTH) >> 20);
-        let outcome = if right { Ok(told) } else { Err("a rank ended with wrong values".to_owned()) };
+        let outcome = if right { Ok(told) } else { Err("a rank received wrong values".to_owned()) };
         Finding::checked("collectives", what, outcome)
     });
     lines.collect()

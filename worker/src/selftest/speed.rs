@@ -134,6 +134,6 @@ fn products<B: Tape<Base = B>>(device: &B::Device, sizes: Sizes, dtype: DType) -
 /// Waits for everything that the device was given; what it cannot say shows in the values that are read back.
 fn synced<B: Tape<Base = B>>(device: &B::Device) {
     if let Err(error) = B::sync(device) {
-        tracing::warn!(?error, "the device does not answer a synchronisation");
+        tracing::warn!(?error, "cannot synchronise the device");
     }
 }

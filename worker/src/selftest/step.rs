@@ -22,8 +22,8 @@ pub(super) fn compared_with_stored(found: &Losses, stored: &[f64]) -> Finding {
 pub(super) fn compared(width: Width, reference: &Losses, found: &Losses) -> Finding {
     let both = found.clone().and_then(|found| reference.clone().map(|reference| (found, reference)));
     let outcome = both.and_then(|(found, reference)| match furthest(&found, &reference) {
-        error if error <= width.tolerance() => Ok(told(&found, error, "the CPU's")),
-        error => Err(wrong(&found, error, width.tolerance(), "the CPU's")),
+        error if error <= width.tolerance() => Ok(told(&found, error, "the CPU's losses")),
+        error => Err(wrong(&found, error, width.tolerance(), "the CPU's losses")),
     });
     Finding::checked("training", format!("GPU, weights in {}", width.name()), outcome)
 }
@@ -40,7 +40,7 @@ fn told(losses: &[f64], error: f64, whose: &str) -> String {
 }
 
 fn wrong(losses: &[f64], error: f64, tolerance: f64, whose: &str) -> String {
-    format!("losses {losses:?} are off by {error:.1e} from {whose}; {tolerance:.0e} is allowed")
+    format!("losses {losses:?} differ by {error:.1e} (relative) from {whose}; {tolerance:.0e} is allowed")
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(super) type Client = CoordinatorClient<InterceptedService<Channel, ShowToken
 pub(super) fn client(options: &SessionOptions) -> Result<Client, SessionError> {
     let refused = |reason: String| SessionError::Refused { endpoint: options.endpoint.to_string(), reason };
     let endpoint = Endpoint::from_shared(format!("http://{}", options.endpoint.first().host_port()))
-        .map_err(|error| refused(format!("not HOST:PORT: {error}")))?
+        .map_err(|error| refused(format!("its address is not HOST:PORT: {error}")))?
         .connect_timeout(Duration::from_secs(5))
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_while_idle(true);

@@ -26,7 +26,7 @@ use crate::{
 pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
     let (rank, world) = (wire.rank, wire.world_size);
     if rank >= world {
-        return Err(format!("assignment.rank: {rank} in a world of {world}"));
+        return Err(format!("assignment.rank: {rank} is not below the world size, {world}"));
     }
     let next = (rank + 1) % world;
     let address = wire.peers.into_iter().find(|peer| peer.rank == next).map(|peer| peer.data_address);
@@ -40,7 +40,7 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
     // A coordinator that names none means the next rank.
     let replica_distance = wire.replica_distance.max(1);
     if replica_distance >= world.max(2) {
-        return Err(format!("assignment.replica_distance: {replica_distance} in a world of {world}"));
+        return Err(format!("assignment.replica_distance: {replica_distance} is too large for {world} ranks"));
     }
     Ok(Assignment {
         generation: Generation(wire.generation),
@@ -80,7 +80,7 @@ pub(super) fn told(directive: v1::Directive) -> Result<Notice, String> {
 
 pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
     if wire.slice >= wire.slices {
-        return Err(format!("lease.slice: {} of {} slices", wire.slice, wire.slices));
+        return Err(format!("lease.slice: {} is not below the number of slices, {}", wire.slice, wire.slices));
     }
     if wire.first_step >= wire.end_step {
         return Err(format!("lease: steps {}..{}", wire.first_step, wire.end_step));
@@ -263,9 +263,9 @@ mod tests {
         let error = assignment(hole.clone()).unwrap_err();
         assert_eq!(error, "assignment.peers: rank 1, which is next to rank 0, is missing");
         let outside = v1::Assignment { rank: 1, world_size: 1, ..Default::default() };
-        assert_eq!(assignment(outside).unwrap_err(), "assignment.rank: 1 in a world of 1");
+        assert_eq!(assignment(outside).unwrap_err(), "assignment.rank: 1 is not below the world size, 1");
         let far = v1::Assignment { world_size: 2, peers: vec![peer(1)], replica_distance: 2, ..hole };
-        assert_eq!(assignment(far).unwrap_err(), "assignment.replica_distance: 2 in a world of 2");
+        assert_eq!(assignment(far).unwrap_err(), "assignment.replica_distance: 2 is too large for 2 ranks");
         let lost = v1::ShardLease { slice: 2, slices: 2, end_step: 1, ..Default::default() };
         assert!(lease(lost).unwrap_err().starts_with("lease.slice"));
     }

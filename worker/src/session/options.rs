@@ -85,7 +85,7 @@ pub enum SessionError {
         reason: String,
     },
     /// There is no answer.
-    #[error("no answer from the coordinator at {endpoint} for {waited:?}: {reason}")]
+    #[error("no answer from the coordinator at {endpoint} for {waited:.1?}: {reason}")]
     Lost {
         /// Where it should listen.
         endpoint: String,

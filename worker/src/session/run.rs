@@ -98,7 +98,7 @@ async fn get_run(options: &SessionOptions, client: &Client) -> Result<v1::GetRun
     .await?;
     if run.world_size != options.world_size {
         let reason =
-            format!("its world has {} workers, but WORLD_SIZE is {}", run.world_size, options.world_size);
+            format!("the run has {} workers, but WORLD_SIZE is {}", run.world_size, options.world_size);
         return Err(SessionError::Refused { endpoint: options.endpoint.to_string(), reason });
     }
     Ok(run)
@@ -377,7 +377,7 @@ fn flatten(ended: Result<Result<(), SessionError>, tokio::task::JoinError>) -> R
     ended.unwrap_or_else(|error| {
         Err(SessionError::Failed {
             kind: FailureKind::Internal,
-            message: format!("the reporter ended: {error}"),
+            message: format!("internal error: the task that reports to the coordinator ended: {error}"),
         })
     })
 }

@@ -13,6 +13,6 @@ pub(super) fn advice(task: &dyn Task, spec: &RunSpec) -> String {
     if spec.memory.capacity.is_some() {
         settings.push("a larger memory.capacity".into());
     }
-    settings.push("a smaller model or shorter prompts".into());
+    settings.push("a smaller model or smaller samples (such as shorter prompts)".into());
     settings.join(", or ")
 }

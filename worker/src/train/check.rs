@@ -153,8 +153,8 @@ pub fn lack_of_room(spec: &RunSpec, layout: &TrainableLayout, resumes: bool) -> 
     let count = if resumes { 1 } else { 2 };
     (free < one.saturating_mul(count)).then(|| {
         format!(
-            "run.output_dir: {}: {} are free, but a checkpoint takes {} while the previous one is still \
-             kept; free space, or choose another directory",
+            "run.output_dir: {}: only {} are free, while a checkpoint takes {} and is kept until the next \
+             one is written; free space, or choose another directory",
             output.display(),
             human::bytes(free),
             human::bytes(one),

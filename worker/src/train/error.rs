@@ -78,7 +78,7 @@ pub enum TrainError {
     },
     /// Memory ran out, and there is no smaller micro-batch to try.
     #[error(
-        "step {step} does not fit in memory even with one sample at a time: {source}. To make it fit: {advice}"
+        "step {step} does not fit in memory even with one sample at a time: {source}. To make it fit, use {advice}"
     )]
     Exhausted {
         /// The step.
@@ -271,12 +271,12 @@ fn remedy_of_divergence(good: Option<Step>) -> String {
     let from = match good {
         Some(step) => format!(
             "the run resumes from checkpoints/{}, the newest one that is known to be good, because a \
-             later step trained from it (later ones are set aside as *.diverged-N)",
+             later step trained from it (later checkpoints are set aside as *.diverged-N)",
             step.checkpoint_dir()
         ),
         None => "the run starts over, because no checkpoint is known to be good".into(),
     };
     format!(
-        "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm: {from}"
+        "Launch again with lower rates (optimizer.lr), a longer warm-up (optimizer.warmup_steps) or a lower optimizer.clip_norm; {from}"
     )
 }

@@ -347,18 +347,18 @@ impl<'l> TensorPlacement<'l> {
             let remedy = if self.misfitting.contains(&Group::BASE) {
                 "list these modules of the pretrained model in model.train, or export a merged model (`cox export --merged`) and set model.path to it"
             } else if self.misfitting.contains(&Group::LORA) {
-                "set lora.targets, lora.rank and lora.use_dora to the values of that run, or load \
-                 only some groups: `train.init_from: {GROUP: PATH}`"
+                "set lora.targets, lora.rank and lora.use_dora as in the run that trained the weights, or \
+                 load only some groups: `train.init_from: {GROUP: PATH}`"
             } else {
                 OTHER_SIZES
             };
             return refused(lines(&self.misfits), remedy);
         }
         if self.fits.is_empty() {
-            let what = wanted.map_or("no tensor that this run trains".to_owned(), |group| {
-                format!("no tensor of the group `{group}`")
+            let what = wanted.map_or("it has no tensor that this run trains".to_owned(), |group| {
+                format!("it has no tensor of the group `{group}`")
             });
-            return refused(lines(&[what]), "name another source, or leave the group out");
+            return refused(lines(&[what]), "name another source, or remove this one from train.init_from");
         }
         Ok(())
     }
@@ -383,7 +383,7 @@ fn refuse_other_meaning(
         false => Err(InitError::Misfits {
             path: path.into(),
             list: lines(&problems),
-            remedy: "set these keys to the values of that run",
+            remedy: "set these keys as in the run that trained the weights",
         }),
     }
 }
@@ -422,7 +422,7 @@ fn described(layout: &TrainableLayout, taken: &BTreeMap<String, PathBuf>) -> Vec
             0 => format!("{group}: all {count} tensors start from {of}"),
             all if all == count => format!("{group}: all {count} tensors start from their initial values"),
             some => format!(
-                "{group}: {} tensors start from {of}, {some} from their initial values, beginning with {}",
+                "{group}: {} tensors start from {of}, {some} from their initial values (the first: {})",
                 count - some,
                 left[0]
             ),

@@ -40,7 +40,7 @@ pub(super) fn resolve_auto<'a>(
     let ask = Ask { micro_batch, world: workers, rank: 0, place };
     let chosen = RecomputeChoice::find(task, &*task.sizes(spec)?, ask, room);
     let RecomputeChoice { mode, peak } = chosen.unwrap_or(RecomputeChoice { mode: Recompute::None, peak: 0 });
-    tracing::info!("recompute {mode}: predicted peak {} of {}", human::bytes(peak), human::bytes(room));
+    tracing::info!("recompute {mode}: predicted peak {}, limit {}", human::bytes(peak), human::bytes(room));
     let mut spec = spec.clone();
     spec.train.recompute = mode;
     Ok(Cow::Owned(spec))

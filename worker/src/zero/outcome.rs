@@ -68,7 +68,7 @@ pub enum StepError {
 
 fn place(rank: &Rank, parameter: &Option<String>) -> String {
     match parameter {
-        Some(name) => format!(" (first in rank {rank}'s shard: {name})"),
+        Some(name) => format!(" (first non-finite gradient in rank {rank}'s shard: {name})"),
         None => format!(" (rank {rank}'s shard is sound: the log of another rank names the parameter)"),
     }
 }

@@ -27,7 +27,7 @@ impl fmt::Display for UnsoundValue {
             "ema" => "the average of the weights is",
             _ => "moments are",
         };
-        write!(f, "{what} not finite, or beyond 1.8e19, first in {parameter}")
+        write!(f, "{what} not finite, or beyond 1.8e19 (first in {parameter})")
     }
 }
 

@@ -28,7 +28,7 @@ fn weights_are_read_with_the_settings_that_they_were_trained_with() {
         assert!(told.contains("leave the override out"), "{told}");
         // Another shape than that of the weights is no damage of theirs, for which one would remove them.
         let fewer = [command, &["data.inputs=[a, b]"]].concat();
-        let told = refused_with(toy.cox(&fewer), 3, "restore the settings that its run was trained with");
+        let told = refused_with(toy.cox(&fewer), 3, "the settings that this checkpoint was trained with");
         assert!(!told.contains("damaged") && !told.contains("remove"), "{told}");
         assert!(!toy.path("out").exists());
     }

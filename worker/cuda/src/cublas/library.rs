@@ -115,10 +115,10 @@ impl std::fmt::Display for Refusal {
             3 => "no memory",
             7 => "invalid value",
             8 => "not for this GPU",
-            13 => "the launch failed",
+            13 => "the kernel failed on the GPU",
             14 => "internal error",
             15 => "not supported",
-            _ => "see cublas_api.h",
+            _ => "see cublasStatus_t in cublas_api.h",
         };
         write!(f, "{}: result {} ({meaning})", self.call, self.code)
     }

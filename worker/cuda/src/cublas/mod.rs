@@ -246,7 +246,7 @@ impl Order {
     fn carry_out_or_spoil(&self, server: &mut Server) {
         let Err(why) = self.carry_out(server) else { return };
         if !self.gpus.failed.swap(true, Ordering::Relaxed) {
-            tracing::error!(%why, shape = ?self.shape, "cuBLASLt failed; results from here on are NaN");
+            tracing::error!(%why, shape = ?self.shape, "cuBLASLt failed; the result of this matmul is NaN, and further failures are not logged");
         }
         let [.., result] = self.places(server);
         let begun = lock(&self.gpus.begun);
@@ -297,7 +297,7 @@ impl GpuLibrary {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let stream = RuntimeStream::find(server, id);
-                let stream = stream.ok_or("cubecl's stream is unknown: it loaded another driver library")?;
+                let stream = stream.ok_or("cubecl's CUDA stream is unknown: cubecl loaded another libcuda")?;
                 let memory = self.memory.alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
                 self.memory.synchronize().map_err(cuda)?;
                 let address = memory.device_ptr(&self.memory).0;

@@ -100,12 +100,10 @@ impl Nccl {
         // Never unloaded: the library has threads of its own.
         let library: &'static Library = Box::leak(Box::new(library));
         let functions = Functions::load(library);
-        let too_old = |version: u32| {
-            TransportError(format!(
-                "NCCL {version} is too old: non-blocking communicators need {OLDEST} or newer"
-            ))
+        let too_old = |found: String| {
+            TransportError(format!("NCCL is too old ({found}): version {OLDEST} (2.14) or newer is needed"))
         };
-        let functions = functions.ok_or_else(|| too_old(0))?;
+        let functions = functions.ok_or_else(|| too_old("functions are missing".to_owned()))?;
         // SAFETY: as for the others; absent before NCCL 2.13.
         let last_error = unsafe { library.get(b"ncclGetLastError").ok().map(|found| *found) };
         let mut version = 0;
@@ -113,7 +111,7 @@ impl Nccl {
         let code = unsafe { (functions.version)(&raw mut version) };
         let version = u32::try_from(version).unwrap_or(0);
         if code != SUCCESS || version < OLDEST {
-            return Err(too_old(version));
+            return Err(too_old(version.to_string()));
         }
         Ok(Self { functions, last_error, version })
     }

@@ -289,7 +289,7 @@ impl Transport for OnGpu {
         self.comm = None;
         if self.region.is_some() {
             // Nothing can be done about what the ended transfer leaves to say.
-            let _ = within(ABORT_LIMIT, "the GPU after ncclCommAbort", || self.stream.synchronize());
+            let _ = within(ABORT_LIMIT, "the GPU sync after ncclCommAbort", || self.stream.synchronize());
         }
         self.region = None;
     }
@@ -314,7 +314,7 @@ impl Drop for OnGpu {
 }
 
 fn ended() -> TransportError {
-    TransportError("the communicator was ended".to_owned())
+    TransportError("the NCCL communicator was aborted".to_owned())
 }
 
 fn cuda(error: DriverError) -> TransportError {

@@ -86,7 +86,7 @@ impl StandIn {
         match libraries::carried(&place, "nvrtc", STAND_IN) {
             Ok(library) => Some(Self { library, place }),
             Err(why) => {
-                tracing::warn!(dir = %place.display(), %why, "cannot save compiled kernels");
+                tracing::warn!(dir = %place.display(), %why, "cannot save compiled kernels; each start compiles them again");
                 None
             }
         }

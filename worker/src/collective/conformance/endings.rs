@@ -54,7 +54,7 @@ fn lost(comm: &mut dyn Collective, len: usize) -> CheckResult {
         return Ok(false);
     }
     let outcome = comm.all_reduce(BufMut::F32(&mut vec![1.0; len]), Reduce::Sum);
-    hold!(matches!(outcome, Err(CollectiveError::PeerLost { .. })), "it ended as {outcome:?}");
+    hold!(matches!(outcome, Err(CollectiveError::PeerLost { .. })), "the collective ended as {outcome:?}");
     hold!(comm.barrier().is_err(), "a communicator that lost a rank works again");
     Ok(true)
 }

@@ -65,9 +65,9 @@ const ABOUT_VALUES: [&str; 8] = [
     "sums are added in the documented order of ranks",
     "reduce-scatter leaves each rank its chunk",
     "all-gather gives every rank all shards",
-    "in-place operations cut any length, into parts of any length",
-    "a shift brings the chunk of a rank before",
-    "device buffers work in every operation of the optimizer",
+    "in-place operations split any length into parts of any length",
+    "a shift brings the chunk of the rank that far before",
+    "every operation of the optimizer works on device buffers",
     "broadcast works from every root",
 ];
 

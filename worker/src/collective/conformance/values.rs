@@ -153,14 +153,14 @@ pub(super) fn ahead(comm: &mut dyn Collective) -> CheckResult {
         if let Some(ahead) = comm.ahead(2 * world).filter(|_| rank == 0) {
             let deadline = clock::now() + PATIENCE;
             while ahead.shares().len() + 1 < world {
-                hold!(clock::now() < deadline, "round {round}: only {:?} shows", ahead.shares());
+                hold!(clock::now() < deadline, "round {round}: only shares {:?} are visible", ahead.shares());
                 thread::yield_now();
             }
             let others: Vec<_> =
                 (1..world).rev().map(|rank| (Rank(rank as u32), share(rank, round))).collect();
-            hold!(ahead.shares() == others, "round {round}: {:?} shows", ahead.shares());
+            hold!(ahead.shares() == others, "round {round}: shares {:?} are visible", ahead.shares());
             let longer = comm.ahead(3 * world).map(|ahead| ahead.shares());
-            hold!(longer.is_none_or(|seen| seen.is_empty()), "round {round}: another all-gather shows");
+            hold!(longer.is_none_or(|seen| seen.is_empty()), "round {round}: another all-gather is visible");
         }
         let mut all = vec![f64::NAN; 2 * world];
         comm.all_gather(Buf::F64(&share(rank, round)), BufMut::F64(&mut all))?;
@@ -239,8 +239,8 @@ pub(super) fn shift(comm: &mut dyn Collective) -> CheckResult {
         buffer[own.clone()].copy_from_slice(&values(rank, len)[own.clone()]);
         comm.shift_in_place(BufMut::F32(&mut buffer), distance)?;
         let due = values((rank + world - distance) % world, len);
-        hold!(buffer[before.clone()] == due[before], "{len} by {distance}");
-        hold!(buffer[own.clone()] == values(rank, len)[own], "{len} by {distance}: its own changed");
+        hold!(buffer[before.clone()] == due[before], "shift of {len} by {distance}");
+        hold!(buffer[own.clone()] == values(rank, len)[own], "shift of {len}: own chunk changed");
     }
     Ok(true)
 }
@@ -253,10 +253,10 @@ pub(super) fn broadcast(comm: &mut dyn Collective) -> CheckResult {
             let due = values(root, len);
             let mut buffer = own.clone();
             comm.broadcast(BufMut::F32(&mut buffer), Rank(root as u32))?;
-            hold!(buffer == due, "{len} of float32 from {root}");
+            hold!(buffer == due, "broadcast of {len} float32 from {root}");
             let mut buffer = doubles(&own);
             comm.broadcast(BufMut::F64(&mut buffer), Rank(root as u32))?;
-            hold!(buffer == doubles(&due), "{len} of float64 from {root}");
+            hold!(buffer == doubles(&due), "broadcast of {len} float64 from {root}");
         }
     }
     Ok(true)
@@ -277,7 +277,7 @@ pub(super) fn barrier(comm: &mut dyn Collective) -> CheckResult {
         comm.all_gather_in_place(BufMut::F64(&mut times))?;
         let came = times.iter().step_by(2).copied().fold(f64::MIN, f64::max);
         let left = times.iter().skip(1).step_by(2).copied().fold(f64::MAX, f64::min);
-        hold!(left >= came, "round {round}: a rank left {} us before another came", came - left);
+        hold!(left >= came, "round {round}: a rank left {} us before another entered", came - left);
     }
     Ok(true)
 }
@@ -292,10 +292,10 @@ pub(super) fn repeated(comm: &mut dyn Collective) -> CheckResult {
             let hash = blake3::hash(bytemuck::cast_slice(&buffer));
             *digest = f64::from(u32::from_le_bytes(std::array::from_fn(|i| hash.as_bytes()[i])));
         }
-        hold!(digests[0] == digests[1], "{len} gave other bits the second time");
+        hold!(digests[0] == digests[1], "a sum of {len} had other bits the second time");
         let mut all = vec![0.0; world];
         comm.all_gather(Buf::F64(&digests[..1]), BufMut::F64(&mut all))?;
-        hold!(all.iter().all(|digest| *digest == digests[0]), "{len} gave other bits on another rank");
+        hold!(all.iter().all(|digest| *digest == digests[0]), "a sum of {len} had other bits elsewhere");
     }
     Ok(true)
 }
@@ -318,7 +318,7 @@ pub(super) fn mixed(comm: &mut dyn Collective) -> CheckResult {
         }
     }
     let after = counts();
-    hold!(after == before.map(|count| count + 120), "progress went from {before:?} to {after:?} in 120");
+    hold!(after == before.map(|count| count + 120), "progress went from {before:?} to {after:?}, not by 120");
     Ok(true)
 }
 

@@ -103,7 +103,7 @@ impl RemotePeers {
         match decode_answer(&answer) {
             Some(GreetingReply::Welcome) => Ok(socket),
             Some(verdict) => Err(io::Error::other(verdict.to_string())),
-            None => Err(io::Error::other("its answer is unknown to this version")),
+            None => Err(io::Error::other("its answer is not understood; does it run the same cox version?")),
         }
     }
 }
@@ -137,7 +137,7 @@ fn read(mut socket: &TcpStream, wanted: &mut Fetch<'_>, goes_on: &dyn Fn() -> bo
 
 /// Leaves a rank alone for a while, after this.
 fn leave_alone(line: &mut Connection, rank: usize, error: &io::Error) {
-    tracing::warn!(rank, %error, "a rank's part of the frozen weights is read from the model's files until it answers again");
+    tracing::warn!(rank, %error, "cannot get a rank's part of the frozen weights from that rank; the part is read from the model's files until the rank answers again");
     *line = Connection::LeftAlone(clock::now());
 }
 

@@ -216,8 +216,8 @@ impl Answers {
         let heard = Transcript { opening: &opening, challenge: &challenge, answer: &[] };
         if !key.proves(Role::Caller, &heard, proof) {
             tracing::warn!(
-                "rejected a connection to this rank's port for frozen weights: it names a token of this \
-                 run without proof of having it"
+                "rejected a connection to this rank's port for frozen weights: the caller names a token \
+                 of this run, but did not prove that it has it"
             );
             return Ok(None);
         }

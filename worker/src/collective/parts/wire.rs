@@ -53,7 +53,7 @@ pub(super) enum GreetingReply {
     Welcome = 1,
     #[error("it belongs to another run")]
     OtherRun,
-    #[error("its model has another layout: is it the same file?")]
+    #[error("its model has another layout than this rank's: do both load the same files?")]
     OtherBlocks,
 }
 

@@ -149,7 +149,7 @@ fn introduce(
             Err(Miss::Again(format!("it is still in generation {generation}")))
         }
         Some((verdict, generation)) => Err(Miss::Refused(verdict, generation)),
-        None => Err(Miss::Again("its answer is unknown to this version".into())),
+        None => Err(Miss::Again("its answer is not understood; does it run the same cox version?".into())),
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) enum Admission {
     Stale,
     #[error("it is still in an older generation")]
     Early,
-    #[error("it has another position in the ring")]
+    #[error("it expects another neighbour in the ring")]
     OtherPlace,
 }
 

@@ -84,7 +84,7 @@ impl Ring {
             return Ok(());
         }
         let detail = format!(
-            "the whole has {} elements and a part {}; with {} ranks the whole must be {} times as long",
+            "the whole has {} elements and a part has {}; with {} ranks the whole must be {} times as long",
             whole.len(),
             part.len(),
             self.world,

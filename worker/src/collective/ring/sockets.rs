@@ -67,7 +67,7 @@ impl RingListener {
     pub fn ip(&self) -> io::Result<IpAddr> {
         let ip = self.listener.local_addr()?.ip();
         match ip.is_unspecified() {
-            true => Err(io::Error::new(ErrorKind::AddrNotAvailable, "it listens on all interfaces")),
+            true => Err(io::Error::new(ErrorKind::AddrNotAvailable, "the ring listens on all interfaces")),
             false => Ok(ip),
         }
     }

@@ -164,8 +164,8 @@ impl Guest {
         if !key.proves(Role::Caller, &heard, std::array::from_fn(|i| self.bytes[i])) {
             tracing::warn!(
                 from = self.from(),
-                "rejected a connection to the ring's port: it names a token of this run without proof \
-                 of having it"
+                "rejected a connection to the ring's port: the caller names a token of this run, \
+                 but did not prove that it has it"
             );
             return false;
         }

@@ -160,7 +160,7 @@ fn a_panic_costs_its_micro_batch_and_no_thread() {
     prefetcher.request(StepRequest { kept, ..request(0, 0..1, 1) }).unwrap();
     prefetcher.request(request(1, 1..2, 1)).unwrap();
     let error = prefetcher.next(Step(0)).unwrap_err();
-    assert!(error.to_string().contains("panicked over step 0: capacity overflow"), "{error}");
+    assert!(error.to_string().contains("panicked in step 0: capacity overflow"), "{error}");
     assert_eq!(take(&mut prefetcher, 1).len(), 1);
 }
 

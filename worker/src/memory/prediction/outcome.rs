@@ -144,7 +144,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "memory: {} predicted {}, {} measured: {:+.1} %",
+            "memory: {} predicted {}, {} measured (error {:+.1} %)",
             human::bytes(self.predicted),
             Comparison::from(self).basis(),
             human::bytes(self.measured),
@@ -192,7 +192,7 @@ mod tests {
         };
         assert_eq!(
             outcome.to_string(),
-            "memory: 98.0 MiB predicted from sizes alone, 100.0 MiB measured: -2.0 %"
+            "memory: 98.0 MiB predicted from sizes alone, 100.0 MiB measured (error -2.0 %)"
         );
     }
 }

@@ -99,7 +99,7 @@ impl<B: Tape<Base = B>> DriftMeasurement<B> {
             (Ok(fresh), Ok(kept)) => (fresh, kept),
             // Probes are samples of the data set: one that is no number says nothing of the features.
             (Err(error), _) | (_, Err(error)) if error.fault == Fault::Numeric => {
-                tracing::warn!(%error, "drift is measured without these samples");
+                tracing::warn!(%error, "drift is measured without these samples: their loss is not finite");
                 return Ok((self.sums, ComputedFeatures::default()));
             }
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),

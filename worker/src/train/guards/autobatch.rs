@@ -145,7 +145,7 @@ impl Search {
         if bench.members.rank().0 == 0 {
             let share = bench.run.share(bench.members.world());
             let bounded = match most < share {
-                true => format!(" (at most {most}: a rank was lost while more were tried)"),
+                true => format!(" (at most {most}: a rank was lost while a larger micro-batch was tried)"),
                 false => String::new(),
             };
             bench.members.link.report(Report::Note(format!(

@@ -164,8 +164,8 @@ impl Suspicions {
         }
         if wrong.contains(&own) {
             let line = format!(
-                "step {step}: its gradients differ from what other ranks compute from the same samples; \
-                 the step is repeated. If this happens again, check its device"
+                "step {step}: this rank's gradients differ from what other ranks compute from the same \
+                 samples; the step is repeated. If this happens again, check this rank's device"
             );
             members.link.report(Report::HardwareFault(line))?;
         }

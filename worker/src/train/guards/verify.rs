@@ -69,18 +69,18 @@ pub(in crate::train) fn compare<B: Tape<Base = B>>(
         Comparison::Sound => return Ok(()),
         Comparison::Wrong(ranks) => (
             ranks.contains(&own),
-            "its weights differ from those of the other ranks; it receives theirs".to_owned(),
+            "this rank's weights differ from those of the other ranks; it receives theirs".to_owned(),
         ),
         Comparison::Unclear(owner, holder) => (
             own == *owner,
             format!(
-                "its optimizer shard differs from the replica on rank {holder}, and it is \
+                "this rank's optimizer shard differs from the replica on rank {holder}, and it is \
                  unknown which is right: all ranks go back to the last checkpoint"
             ),
         ),
     };
     if suspect {
-        let line = format!("step {step}: {line}. If this happens again, check its memory and its device");
+        let line = format!("step {step}: {line}. If this happens again, check this rank's memory and device");
         let told = if certain { Report::HardwareFault(line) } else { Report::Note(line) };
         members.link.report(told)?;
     }

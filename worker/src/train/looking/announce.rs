@@ -64,13 +64,13 @@ impl ValidationState {
         }
         if bytes.redundancy.0 > 0 {
             lines.push(format!(
-                "replica of another rank's shard {} a rank: losing one worker loses no step (faults.mirror)",
+                "each rank keeps a replica of another's shard ({}): losing one worker loses no step (faults.mirror)",
                 human::bytes(bytes.redundancy.0)
             ));
         }
         if let Some(decay) = bench.run.spec.optimizer.ema_decay {
             lines.push(format!(
-                "EMA of the weights with decay {decay}: part of the optimizer shard; its artifacts go to ema/"
+                "the optimizer shard includes an EMA of the weights (decay {decay}); its artifacts go to ema/"
             ));
         }
         if let Some(scale) = bench.learner.optimizer().loss_scale() {
@@ -114,7 +114,7 @@ fn offloaded(offload: Offload, computes: Computes) -> Option<&'static str> {
              the optimizer's state and master weights are in host memory"
         }
         (Offload::Embedding, Computes::OnGpu) => {
-            "memory.offload: embedding: the table of token embeddings is in host memory; every step copies to the GPU the rows that it looks up"
+            "memory.offload: embedding: the table of token embeddings is in host memory; every step copies the rows that it needs to the GPU"
         }
         (Offload::Embedding, _) => {
             "memory.offload: embedding has no effect on a CPU: \

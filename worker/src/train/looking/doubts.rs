@@ -24,7 +24,7 @@ pub(in crate::train) fn warnings(spec: &RunSpec, samples: &dyn Samples) -> Vec<S
 fn batch(spec: &RunSpec, epoch: u64) -> Option<String> {
     let asked = spec.train.global_batch as u64;
     (asked > epoch).then(|| {
-        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step uses all")
+        format!("train.global_batch is {asked}, but an epoch has {epoch} samples: each step uses all of them")
     })
 }
 
@@ -32,7 +32,7 @@ fn rates(spec: &RunSpec) -> impl Iterator<Item = String> {
     let rates = spec.learning_rates().into_iter().filter(|(_, rate)| *rate >= RATE);
     rates.map(|(group, rate)| {
         format!(
-            "optimizer.lr.{group} is {rate:?}: AdamW moves each weight by about its rate in every step, and from {RATE} on a run diverges; usual rates are 1e-5 to 1e-2"
+            "optimizer.lr.{group} is {rate:?}: AdamW moves each weight by about the learning rate in every step, and a run with {RATE} or more diverges; usual rates are 1e-5 to 1e-2"
         )
     })
 }

@@ -81,7 +81,7 @@ impl Witness {
             line.full = true;
             text = bytes(&line);
             self.room = text.len() as u64;
-            tracing::warn!(path = %self.path.display(), step = line.step, "this rank's witness file is full");
+            tracing::warn!(path = %self.path.display(), step = line.step, "this rank's witness file is full: later steps are not recorded for `cox audit --against`");
         }
         self.room -= text.len() as u64;
         self.unwritten.extend(text);

@@ -170,11 +170,11 @@ fn find(run_dir: &Path, which: WhichCheckpoint) -> Result<Option<Checkpoint>, Ch
         WhichCheckpoint::Best => best(run_dir)?,
     };
     let complete = store.complete()?;
-    let steps: Vec<_> = complete.iter().map(|found| found.manifest.step.to_string()).collect();
+    let steps: Vec<_> = complete.iter().map(|found| found.manifest.step).collect();
     let found = complete.into_iter().find(|found| found.manifest.step == step);
     found.map(Some).ok_or_else(|| CheckpointError::Foreign {
         path: store.path(step),
-        detail: format!("there is no such checkpoint; there are checkpoints of steps {}", steps.join(", ")),
+        detail: format!("there is no such checkpoint; steps with a checkpoint: {steps:?}"),
     })
 }
 

@@ -345,7 +345,7 @@ fn unusable(found: &Checkpoint, error: &StateError) -> CheckpointError {
     let file = |rank| found.path.join(optimizer_file(rank as u32, found.manifest.world_size));
     let path = error.file().map_or(found.path.clone(), file);
     let remedy = format!(
-        "restore it from a copy, or remove {} to resume from an older one if there is one",
+        "restore it from a copy, or remove {} to resume from an older checkpoint if there is one",
         found.path.display()
     );
     CheckpointError::Foreign { path, detail: format!("{error}; {remedy}") }
@@ -370,7 +370,7 @@ pub(in crate::train) fn read_trainables(
     // The file is what was written, as its checksum says: another layout is asked for.
     let foreign = |detail: String| CheckpointError::Foreign {
         path: path.clone(),
-        detail: format!("{detail}; restore the settings that its run was trained with"),
+        detail: format!("{detail}; restore the settings that this checkpoint was trained with"),
     };
     let mut flat = vec![0.0; layout.whole_len()];
     for param in layout.whole() {

@@ -56,7 +56,7 @@ impl Feed {
             tracing::warn!(%rank, advice = run.advice(), "a rank's memory is being swapped out, and its micro-batch is already 1");
             return Ok(());
         }
-        self.halve(members, next, rank, &Smaller { why: "its memory is being swapped out", meanwhile: "" })?;
+        self.halve(members, next, rank, &Smaller { why: "memory is being swapped out", meanwhile: "" })?;
         self.recut(meter, next, None)
     }
 

@@ -52,7 +52,7 @@ impl<B: Tape<Base = B>> Transaction<'_, '_, B> {
         bench.require_sound()?;
         self.doubt = Some(doubted);
         if let Some(error) = error.filter(|_| bench.members.rank() == doubted.rank) {
-            let line = format!("{error}: step {} runs once more", self.step);
+            let line = format!("{error}. Step {} runs once more", self.step);
             bench.members.link.report(Report::Note(line))?;
         }
         self.recut()?;
@@ -112,8 +112,8 @@ impl NonFiniteNumbers {
         }
         let what = if known { "loss" } else { "gradient" };
         let line = format!(
-            "step {step}: the {what} is finite the second time, from the same samples and random numbers: \
-             if this happens again, check the memory and the GPU of {}",
+            "step {step}: the {what} is finite the second time, with the same samples and random numbers. \
+             If this happens again, check the memory and the GPU of {}",
             if known { "this rank" } else { "the rank that reported it first" }
         );
         let told = if known { Report::HardwareFault(line) } else { Report::Note(line) };

@@ -66,7 +66,7 @@ fn tensors_are_taken_by_name_and_what_keeps_its_initial_value_is_named() {
     let expected = [
         "lora: all 1 tensors start from their initial values".to_owned(),
         format!("sensor: all 1 tensors start from {path}"),
-        format!("expert: 1 tensors start from {path}, 1 from their initial values, beginning with expert.in"),
+        format!("expert: 1 tensors start from {path}, 1 from their initial values (the first: expert.in)"),
     ];
     assert_eq!(lines, expected);
 

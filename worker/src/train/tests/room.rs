@@ -21,7 +21,7 @@ fn a_disk_without_room_for_checkpoints_is_told_before_the_first() {
     for resumes in [false, true] {
         assert_eq!(told(1, resumes), None);
         let line = told(1 << 55, resumes).unwrap_or_default();
-        assert!(line.contains("are free, but a checkpoint takes 384.0 PiB"), "{line}");
+        assert!(line.contains("are free, while a checkpoint takes 384.0 PiB"), "{line}");
     }
     assert!(!dir.path().join("not").exists(), "nothing is made");
 }

@@ -39,7 +39,7 @@ pub enum CheckpointError {
         aside: PathBuf,
     },
     /// The checkpoint belongs to something else.
-    #[error("checkpoint {path}: {detail}")]
+    #[error("{path}: {detail}")]
     Foreign {
         /// Which.
         path: PathBuf,

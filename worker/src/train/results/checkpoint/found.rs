@@ -22,10 +22,10 @@ impl Checkpoint {
             self.manifest.files.get(name).ok_or_else(|| damaged("the manifest does not list it".into()))?;
         let actual = FileEntry::describe(&path).map_err(io_error("read", &path))?;
         if actual.bytes != expected.bytes {
-            return Err(damaged(format!("{} bytes, the manifest says {}", actual.bytes, expected.bytes)));
+            return Err(damaged(format!("it has {} bytes instead of {}", actual.bytes, expected.bytes)));
         }
         if actual.blake3 != expected.blake3 {
-            return Err(damaged("its BLAKE3 differs from the manifest's".into()));
+            return Err(damaged("its BLAKE3 digest differs from the manifest's".into()));
         }
         Ok(path)
     }

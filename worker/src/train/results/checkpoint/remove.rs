@@ -35,7 +35,7 @@ pub(super) fn remove_hidden(path: &Path) {
     if let Err(error) = fs::remove_dir_all(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::debug!(path = %path.display(), %error, "cannot be removed yet; a later save tries again");
+        tracing::debug!(path = %path.display(), %error, "cannot remove this directory yet; a later save tries again");
     }
 }
 

@@ -115,7 +115,7 @@ impl Store {
             Ok(manifest) if manifest.step == step => Ok(Checkpoint { path, manifest }),
             Ok(manifest) => Err(CheckpointError::Foreign {
                 path,
-                detail: format!("holds the state of step {}: has it been copied there?", manifest.step),
+                detail: format!("holds the state of step {}; was it copied or renamed?", manifest.step),
             }),
             // By a generation that ended before it had begun.
             Err(ManifestError::Absent) if aside_of(&path, DAMAGED, 1).exists() => {
@@ -125,7 +125,7 @@ impl Store {
             Err(ManifestError::Absent) => Err(CheckpointError::Foreign {
                 path,
                 detail: format!(
-                    "step {step} is to be resumed, but there is no manifest; do all ranks see the same run.output_dir?"
+                    "the run should resume from step {step}, but there is no manifest here; do all ranks see the same run.output_dir?"
                 ),
             }),
             Err(error) => Err(unreadable(path, error)),
