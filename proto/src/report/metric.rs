@@ -118,7 +118,7 @@ impl Metric {
             let (kind, of) = self.name.split_once('/').unwrap_or((&self.name, "-"));
             let well = begins && word(kind, b"_") && word(of, b"_-./");
             (!well).then(|| {
-                format!("{:?} is not a name of the form kind or kind/part (letters, digits, _)", self.name)
+                format!("{:?} is not of the form kind or kind/part (a-z, then letters, digits, _)", self.name)
             })
         };
         let no_unit =
