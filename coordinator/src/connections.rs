@@ -87,7 +87,7 @@ where
                     match places.clone().try_acquire_owned() {
                         Ok(place) => break place,
                         Err(_) => {
-                            tell_once_a_minute(&mut told, "the maximum number is open");
+                            tell_once_a_minute(&mut told, "the coordinator's limit is reached");
                             standings.make_room(ACCEPT_PAUSE).await;
                         }
                     }
@@ -119,7 +119,7 @@ fn tell_once_a_minute(told: &mut Option<Instant>, why: &str) {
     *told = Some(now);
     tracing::warn!(
         target: "coxswain::run", why,
-        "too many connections: {why}; the oldest one that has made no call, or only read calls, is closed"
+        "too many connections: {why}; closing the oldest one that has made no call, or only read calls"
     );
 }
 
@@ -160,7 +160,7 @@ impl Entrance {
                 if is_told(count) {
                     tracing::warn!(
                         target: "coxswain::run", from, count,
-                        "rejected a client at {from}, {count} so far: {error}"
+                        "rejected a client at {from} ({count} rejected so far): {error}"
                     );
                 } else {
                     tracing::debug!(from, count, "rejected a client: {error}");

@@ -75,8 +75,8 @@ pub enum ServeError {
     Tokens(#[from] IdentityError),
     /// A world of no worker, or of more than can be counted.
     #[error(
-        "a world of {}:{} nodes with {} workers per node and {} spares in total is not possible: use at most \
-         {max} workers, and fewer spares than workers",
+        "impossible world (nodes: {}:{}, workers per node: {}, spares in total: {}): use 1 to {max} workers, \
+         and fewer spares than workers",
         world.min_nodes, world.max_nodes, world.nproc_per_node, world.spares
     )]
     World {
@@ -95,13 +95,13 @@ pub enum ServeError {
     #[error("cannot serve: {0}")]
     Transport(#[from] tonic::transport::Error),
     /// The descriptors.
-    #[error("cannot serve reflection: {0}")]
+    #[error("cannot serve gRPC reflection: {0}")]
     Reflection(#[from] service::ReflectionError),
     /// The listener.
     #[error("cannot read the listener's address: {0}")]
     Listener(#[from] std::io::Error),
     /// A defect of ours.
-    #[error("the coordinator's driver ended: {0}")]
+    #[error("internal error: the coordinator's event loop ended: {0}")]
     Driver(#[from] tokio::task::JoinError),
 }
 
@@ -192,17 +192,18 @@ fn greet(facts: &RunFacts, start: &startup::Start, address: SocketAddr) {
     let (checkpoint, life) = (start.config.checkpoints.last().map(|newest| newest.step), start.config.life);
     let first_step = start.config.past.committed.or(checkpoint).unwrap_or_default().0;
     let from = match (start.config.past.committed, checkpoint) {
-        (Some(committed), _) if committed.0 > 0 => format!("{committed} steps are committed"),
+        (Some(committed), _) if committed.0 > 0 => format!("continuing from step {committed}"),
         (_, Some(step)) => format!("training from the checkpoint at step {step}"),
         (_, None) => "training from the beginning".to_owned(),
     };
     let workers = match (start.config.world.least(), *world) {
-        (least, world) if least < world => format!("{least} to {world}"),
-        (_, world) => world.to_string(),
+        (least, world) if least < world => format!("{least} to {world} workers"),
+        (_, 1) => "1 worker".to_owned(),
+        (_, world) => format!("{world} workers"),
     };
     tracing::info!(
         target: "coxswain::run",
         run_id, %address, world, version, first_step, life,
-        "{run_id} on {address}: waiting for {workers} workers, {from} (cox {version})"
+        "{run_id} on {address}: waiting for {workers}, {from} (cox {version})"
     );
 }

@@ -67,8 +67,8 @@ pub enum StartError {
     },
     /// The run has come further than it is to go.
     #[error(
-        "{length}, but {} already holds step {}: set at least as many steps, or set train.resume=false to start over",
-        path.display(), newest.0
+        "{length}, but {} already holds step {newest}: set at least {newest} steps, or set train.resume=false to start over",
+        path.display()
     )]
     BeyondItsEnd {
         /// Where its checkpoints are.
@@ -91,7 +91,7 @@ pub enum StartError {
     },
     /// There are checkpoints, and each of them is damaged.
     #[error(
-        "{}: every checkpoint is damaged: {}; restore one of them from a copy, or set train.resume=false to start over, which renames and keeps these",
+        "{}: every checkpoint is damaged: {}; restore one of them from a copy, or set train.resume=false to start over (the damaged ones are then renamed and kept)",
         path.display(), damaged.join(", ")
     )]
     AllDamaged {

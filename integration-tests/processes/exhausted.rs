@@ -34,7 +34,7 @@ fn a_worker_that_the_kernel_kills_for_memory_has_all_ranks_take_half() {
     let mut neighbour =
         group.holds(shell.args(["-c", &neighbour])).stdout(Stdio::null()).spawn().expect("a shell");
     let since = Instant::now();
-    running.wait_for("was killed by the kernel because the memory of");
+    running.wait_for("was killed by the kernel because its cgroup or");
     println!("killed for memory: found after {:?}", since.elapsed());
     group.bound_memory(None);
     held.release();

@@ -66,7 +66,7 @@ fn a_worker_that_is_stopped_before_it_has_made_itself_known_is_named_and_replace
     // Three seconds more than elsewhere: no start is expected to take less than one.
     let took = since.elapsed();
     assert!(took < NAMED_WITHIN + Duration::from_secs(3), "named after {took:?}: {line}");
-    assert!(line.contains("rank 1") && line.contains("; declared lost unless "), "{line}");
+    assert!(line.contains("rank 1") && line.contains("; it is declared lost unless "), "{line}");
     running.wait_for("rank 1 on");
     wait_until_gone(&[stopped]);
     let audit = tiny.assert_undisturbed(running, "stopped at its start");

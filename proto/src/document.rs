@@ -16,7 +16,7 @@ pub enum DocumentError {
     #[error("spec.json is not a run specification of this version: {0}")]
     Json(#[from] serde_json::Error),
     /// The digest does not belong to the specification.
-    #[error("spec.digest is {found}, but spec.json hashes to {computed}: it was changed in transit")]
+    #[error("spec.digest is {found}, but spec.json hashes to {computed}: spec.json was changed in transit")]
     Digest {
         /// As sent.
         found: String,

@@ -34,7 +34,7 @@ pub enum PlanError {
     #[error("train: give either `steps` or `epochs`")]
     Length,
     /// The product does not fit.
-    #[error("train.epochs: {epochs} epochs of {steps} steps are more steps than can be counted")]
+    #[error("train.epochs: {epochs} epochs of {steps} steps are more steps than can be counted; use fewer")]
     TooLong {
         /// As asked.
         epochs: u64,

@@ -370,7 +370,7 @@ impl fmt::Display for ProcessExit {
                 "its process was killed by signal 9: by hand, or by the kernel because memory ran out",
             ),
             Self::OutOfMemory => f.write_str(
-                "its process was killed by the kernel because the memory of its control group or of the machine ran out",
+                "its process was killed by the kernel because its cgroup or the machine ran out of memory",
             ),
             Self::Signal(signal) => write!(f, "its process was ended by signal {signal}"),
         }

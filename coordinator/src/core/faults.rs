@@ -153,7 +153,7 @@ impl Faults {
         let stalled = if again { self.spent.stalled + 1 } else { 1 };
         self.spend(|spent| (spent.stalled, spent.stalled_slots) = (stalled, lost), out);
         let message = format!(
-            "{stalled} generations in a row ended without a committed step; the last one because {because}"
+            "{stalled} generations in a row ended without a committed step; the last one ended because {because}"
         );
         (stalled >= limits::MAX_STALLED_GENERATIONS).then(|| Failure::of_run(CauseKind::NoProgress, message))
     }

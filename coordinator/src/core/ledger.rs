@@ -100,7 +100,7 @@ pub enum Fault {
         end: Step,
     },
     /// Features of another generation of the cache.
-    #[error("used {} for step {step}, but its lease says {}", cached(found), cached(due))]
+    #[error("used {} for step {step}, but its lease assigns {}", cached(found), cached(due))]
     Cache {
         /// The report's.
         step: Step,
@@ -111,7 +111,7 @@ pub enum Fault {
     },
     /// Other samples than the step's.
     #[error(
-        "consumed positions {found:?} of epoch {found_epoch} in step {step}, but its slice is {due:?} of epoch {due_epoch}"
+        "consumed positions {found:?} of epoch {found_epoch} in step {step}, but was assigned {due:?} of epoch {due_epoch}"
     )]
     Positions {
         /// The report's.
@@ -364,7 +364,7 @@ impl StepLedger {
 /// Where features were taken from.
 fn cached(number: &u64) -> String {
     match number {
-        0 => "no cache".into(),
-        number => format!("version {number} of the features"),
+        0 => "no cached features".into(),
+        number => format!("version {number} of the cached features"),
     }
 }

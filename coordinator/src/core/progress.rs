@@ -280,7 +280,7 @@ impl Progress {
         let Some(plan) = self.plan else { return Ok(false) };
         if first.0 > plan.total_steps() {
             return Err(format!(
-                "all ranks start at step {first}, but the run has {} steps",
+                "all ranks start at step {first}, but the run ends at step {}",
                 plan.total_steps()
             ));
         }

@@ -127,13 +127,13 @@ impl fmt::Display for Reason {
                 if enough < world { write!(f, "; at least {enough} are needed") } else { Ok(()) }
             }
             Self::Formed { generation, workers, at_home } => {
-                write!(f, "generation {generation} of {workers} workers connects")?;
+                write!(f, "generation {generation} is connecting (world size {workers})")?;
                 match at_home {
                     0 => Ok(()),
                     _ => write!(
                         f,
-                        "; most are on one node, which also holds the replicas of {at_home} of its own \
-                         shards: losing that node costs the steps since the last checkpoint"
+                        "; most workers are on one node, which also holds the replicas of {at_home} of its \
+                         own shards: losing that node costs the steps since the last checkpoint"
                     ),
                 }
             }
@@ -151,7 +151,7 @@ impl fmt::Display for Reason {
             }
             Self::Committing => f.write_str("steps are being committed"),
             Self::Pausing => f.write_str("pause requested; ranks finish their step"),
-            Self::AllWait => f.write_str("every rank waits for resume"),
+            Self::AllWait => f.write_str("all ranks wait until the run is resumed"),
             Self::Resumed => f.write_str("resume requested"),
             Self::StopAsked(reason) if reason.is_empty() => f.write_str("stop requested"),
             Self::StopAsked(reason) => write!(f, "stop requested: {reason}"),

@@ -14,7 +14,7 @@ use super::{event::DataSet, reason::Reason};
 pub enum Refusal {
     /// Two versions in one run.
     #[error(
-        "version {theirs} here, but the coordinator is version {ours}: install the same cox on every node"
+        "this is cox {theirs}, but the coordinator is cox {ours}: install the same version on every node"
     )]
     Version {
         /// The caller's.
@@ -50,14 +50,14 @@ pub enum Refusal {
     },
     /// More nodes than asked for.
     #[error(
-        "all {nnodes} nodes have joined: raise --nnodes on the coordinator, or stop the surplus launcher"
+        "all nodes ({nnodes}) have joined: raise --nnodes on the coordinator, or stop the surplus launcher"
     )]
     NodesComplete {
         /// As asked for.
         nnodes: u32,
     },
     /// A place outside the world.
-    #[error("node rank {node_rank} is outside a world of {nnodes} nodes")]
+    #[error("node rank {node_rank} is out of range: --nnodes is {nnodes}, and node ranks start at 0")]
     NodeRankOutside {
         /// The place.
         node_rank: u32,
@@ -66,7 +66,7 @@ pub enum Refusal {
     },
     /// Nodes of different size.
     #[error(
-        "{theirs} workers on this node, but the coordinator expects {ours}: --nproc-per-node must be equal"
+        "--nproc-per-node is {theirs} on this node, but {ours} at the coordinator: use the same on every node"
     )]
     LocalWorld {
         /// The caller's.
@@ -75,7 +75,7 @@ pub enum Refusal {
         ours: u32,
     },
     /// A rank outside the world.
-    #[error("rank {slot} is outside a world of {world}")]
+    #[error("rank {slot} is outside a world of size {world}")]
     RankOutside {
         /// As claimed.
         slot: Slot,
@@ -128,7 +128,7 @@ pub enum Refusal {
     },
     /// The caller's slot is not used any more.
     #[error(
-        "rank {slot} is cordoned after {faults} hardware faults, and is not used until its node is restarted: {newest}"
+        "rank {slot} is cordoned: it is not used until its node is restarted (hardware faults: {faults}; the last one: {newest})"
     )]
     Cordoned {
         /// Place.
@@ -157,8 +157,8 @@ pub enum Refusal {
     ExactCache,
     /// A new generation of a run whose steps are not known yet.
     #[error(
-        "the run has not started, and the length of its epochs is unknown until a worker has opened the \
-         data set; the first version of the features is built without this command"
+        "the cache cannot be rebuilt before the run has started, because the length of an epoch is not known \
+         yet; the first version of the cached features is built without this command"
     )]
     NotPlanned,
     /// A new generation that would not be used.
@@ -174,7 +174,7 @@ pub enum Refusal {
     #[error("node {0} is not in this run (any more)")]
     NoNodeThere(u32),
     /// A node that the run cannot go on without.
-    #[error("node {node_rank} cannot leave alone: {why}; stop the run instead, which writes a checkpoint")]
+    #[error("node {node_rank} cannot leave: {why}; stop the whole run instead, which writes a checkpoint")]
     Needed {
         /// Place.
         node_rank: u32,

@@ -89,8 +89,8 @@ impl Durable {
         let change = Change {
             step: checkpoint,
             key: "coordinator/journal.redb".into(),
-            from: "a missing or unreadable journal".into(),
-            to: "a new one, without a record of earlier steps".into(),
+            from: "missing or unreadable".into(),
+            to: "new, without a record of earlier steps".into(),
         };
         let changes = json(&[change]);
         self.write(|write| {

@@ -74,7 +74,7 @@ pub fn changes(
             told.join(", ")
         }
         Err(_) if theirs.spec_digest == ours.spec_digest => return Ok(Vec::new()),
-        Err(_) => "its specification is of another version".to_owned(),
+        Err(_) => "its specification was written by another version of cox".to_owned(),
     };
     Err(JournalError::OtherRun {
         directory: directory.to_path_buf(),
@@ -144,14 +144,14 @@ pub enum JournalError {
     },
     /// A launcher on another machine has started a coordinator in place of this one.
     #[error(
-        "another coordinator has replaced this one, which was number {number} of this run and writes nothing more"
+        "another coordinator has replaced this one (number {number} of this run), which writes nothing more"
     )]
     Superseded {
         /// The number of this one's claim.
         number: u64,
     },
     /// The coordinator was stopped while its disk was full.
-    #[error("stopped while the disk of the journal in {} was full: unanswered calls are not recorded", directory.display())]
+    #[error("the coordinator was stopped while the disk of the journal in {} was full: unanswered calls are not recorded", directory.display())]
     Stopped {
         /// Where it lies.
         directory: PathBuf,

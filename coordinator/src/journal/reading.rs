@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         let steps = self.steps(Step(0), usize::MAX)?;
         for (before, after) in steps.iter().zip(steps.iter().skip(1)) {
             if after.step.0 != before.step.0 + 1 {
-                let reason = format!("the row before it is of step {}: rows are missing", before.step);
+                let reason = format!("the row before it is of step {}, so rows are missing", before.step);
                 return Err(self.damaged("steps", &after.step, reason));
             }
         }
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
             let (key, value) = row.map_err(|error| self.failed(error))?;
             let entry: LedgerEntry = self.parsed("steps", &key.value(), value.value())?;
             if entry.step.0 != key.value() {
-                let reason = format!("it holds step {} instead", entry.step);
+                let reason = format!("it holds the record of step {}", entry.step);
                 return Err(self.damaged("steps", &key.value(), reason));
             }
             Ok(entry)

@@ -14,17 +14,17 @@ use crate::core::{
 /// Why a generation serves, as a clause: `drift 0.08 is above 0.05`.
 pub fn why(why: &Cause) -> String {
     match why {
-        Cause::First => "the first one".into(),
-        Cause::Schedule => "each cached phase begins with a new one".into(),
+        Cause::First => "the first version".into(),
+        Cause::Schedule => "each cached phase begins with a new version".into(),
         Cause::Moved { drift, threshold } => format!("drift {} is above {threshold}", short(*drift)),
         Cause::Stayed { drift, threshold } => format!("drift {} is not above {threshold}", short(*drift)),
         Cause::Unmeasured => "the old version's drift was not measured".into(),
         Cause::Lost => "the adapter of the old version is unreadable".into(),
-        Cause::Asked => "asked for".into(),
+        Cause::Asked => "a rebuild was requested".into(),
     }
 }
 
-/// One sentence: `features of version 2 from step 120 on: drift 0.08 is above 0.05`.
+/// One sentence: `from step 120 on, steps use version 2 of the cached features: drift 0.08 is above 0.05`.
 pub fn line(news: &CacheNews) -> String {
     match news {
         CacheNews::Decided(decided) => self::decided(decided),
@@ -39,20 +39,20 @@ pub fn line(news: &CacheNews) -> String {
 }
 
 fn decided(decided: &CacheDecision) -> String {
-    let (number, first) = (decided.generation.number, decided.first);
+    let (number, first, why) = (decided.generation.number, decided.first, why(&decided.why));
     let still = if decided.begins() { "" } else { "still " };
-    format!("{still}cached features of version {number} from step {first} on: {}", why(&decided.why))
+    format!("from step {first} on, steps {still}use version {number} of the cached features: {why}")
 }
 
 fn complete(entry: &GenerationEntry) -> String {
     let size = human::bytes(entry.bytes.0);
-    format!("version {} is complete: features of {} samples, {size}", entry.number, entry.stored)
+    format!("version {} of the cached features is complete: {} samples, {size}", entry.number, entry.stored)
 }
 
 fn lost(entry: &GenerationEntry) -> String {
     format!(
-        "the adapter of version {} is unreadable: missing features are computed with the current one, and \
-         the next cached phase begins a new generation",
+        "the adapter of version {} of the cached features is unreadable: missing features are computed with \
+         the current adapter, and the next cached phase begins a new version",
         entry.number
     )
 }
@@ -60,7 +60,7 @@ fn lost(entry: &GenerationEntry) -> String {
 fn drift(entry: &DriftEntry) -> String {
     let of = &entry.drift;
     format!(
-        "features of version {} before step {}: drift {}, cosine {:.4}, loss {} with them and {} with fresh ones ({} probes)",
+        "version {} of the cached features before step {}: drift (relative L2) {}, cosine {:.4}, loss {} with cached features and {} with fresh ones (probe samples: {})",
         entry.generation,
         entry.at,
         short(of.relative_l2),
@@ -141,13 +141,13 @@ mod tests {
         let moved = CacheDecision { first: Step(120), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(moved)),
-            "cached features of version 2 from step 120 on: drift 0.08 is above 0.05"
+            "from step 120 on, steps use version 2 of the cached features: drift 0.08 is above 0.05"
         );
         let why = Cause::Stayed { drift: 0.0123, threshold: 0.05 };
         let stayed = CacheDecision { first: Step(240), generation, why };
         assert_eq!(
             line(&CacheNews::Decided(stayed)),
-            "still cached features of version 2 from step 240 on: drift 0.0123 is not above 0.05"
+            "from step 240 on, steps still use version 2 of the cached features: drift 0.0123 is not above 0.05"
         );
     }
 

@@ -106,8 +106,9 @@ pub fn set_aside(slow: &Slowness) -> String {
 /// What is told of a slot that is not used any more: `is cordoned after 2 hardware faults ...`.
 pub fn cordoned(health: &SlotHealth) -> String {
     format!(
-        "is cordoned after {} hardware faults: no process is started there until its node is restarted; the last one: {}",
+        "is cordoned after {} hardware fault{}: no process is started there until its node is restarted; the last one: {}",
         health.faults,
+        if health.faults == 1 { "" } else { "s" },
         one_line(&health.newest)
     )
 }

@@ -40,7 +40,7 @@ pub type FieldResult<T> = Result<T, FieldError>;
 /// The time of a step, or of a part of one.
 pub fn milliseconds(field: &str, ms: f64) -> FieldResult<Duration> {
     let time = Duration::try_from_secs_f64(ms / 1e3).ok().filter(|time| *time <= MAX_STEP_TIME);
-    time.ok_or_else(|| FieldError::new(field, format!("{ms} ms is not a possible step time")))
+    time.ok_or_else(|| FieldError::new(field, format!("{ms:?} ms is not a possible step time")))
 }
 
 /// Bytes, samples, tokens.
@@ -72,7 +72,7 @@ fn up_to(most: usize, field: &str, name: String) -> FieldResult<String> {
 pub fn at_most(most: usize, field: &str, found: usize) -> FieldResult<()> {
     match found <= most {
         true => Ok(()),
-        false => Err(FieldError::new(field, format!("{found} of them; at most {most} are allowed"))),
+        false => Err(FieldError::new(field, format!("has {found} entries; at most {most} are allowed"))),
     }
 }
 

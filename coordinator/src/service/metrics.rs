@@ -156,7 +156,7 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
 /// What the last committed step said; nothing before the first one.
 fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     let Some(step) = &status.last else { return Ok(()) };
-    sheet.gauge("loss", "Mean loss of a valid element", None, step.totals.loss())?;
+    sheet.gauge("loss", "Mean loss over valid elements", None, step.totals.loss())?;
     sheet.gauge("grad_norm", "Norm of the global gradient, before clipping", None, step.totals.grad_norm)?;
     if let Some(rate) = step.learning_rate() {
         sheet.gauge("learning_rate", "Highest learning rate of all parameter groups", None, rate)?;
@@ -201,7 +201,7 @@ fn figures<'m>(sheet: &mut Sheet<'_>, metrics: impl Iterator<Item = &'m Metric>)
         let rows = members.into_iter().map(|metric| ([("of", metric.suffix())], metric.value));
         sheet.family(
             &name,
-            "Figures of the task, from the last step or from the newest evaluation on held-out samples",
+            "Metrics of the task, from the last step or from the newest evaluation on held-out samples",
             None,
             rows,
         )?;
@@ -280,19 +280,19 @@ fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
     };
     sheet.gauge(
         "cache_hits",
-        "Cache hits of the listed generations",
+        "Cache hits, summed over the newest generations of the cache",
         None,
         sum(|entry| entry.used.hits) as f64,
     )?;
     sheet.gauge(
         "cache_misses",
-        "Cache misses of the listed generations",
+        "Cache misses, summed over the newest generations of the cache",
         None,
         sum(|entry| entry.used.misses) as f64,
     )?;
     sheet.gauge(
         "cache_damaged",
-        "Damaged records of the listed generations",
+        "Damaged records, summed over the newest generations of the cache",
         None,
         sum(|entry| entry.damaged) as f64,
     )?;

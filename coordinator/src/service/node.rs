@@ -135,7 +135,7 @@ impl Conversation {
                 Some(Kind::Ready(ready)) => ready.try_into(),
                 Some(Kind::Start(start)) => start.try_into(),
                 None => {
-                    answers.push(answer(call, Err(Status::unimplemented("a call of another version"))));
+                    answers.push(answer(call, Err(Status::unimplemented("a call of another cox version"))));
                     continue;
                 }
             };

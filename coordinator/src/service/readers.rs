@@ -180,9 +180,8 @@ impl ReadCounts {
         self.told = Some(now);
         tracing::warn!(
             target: "coxswain::run", from, count,
-            "{count} read calls were refused since the last such line, most recently from {from}: the limit is \
-             {} at once \
-             per token, {MAX_READS_OF_CONNECTION} per connection; the run is not affected",
+            "read calls refused since the last such line: {count}, the last one from {from}; the limit is {} \
+             at once per token, {MAX_READS_OF_CONNECTION} per connection; the run is not affected",
             MAX_READS.1
         );
     }

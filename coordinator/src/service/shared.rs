@@ -58,7 +58,7 @@ impl Service {
         tracing::warn!(
             target: "coxswain::run",
             host,
-            "refused a node on {host}, which was launched with another specification of run {run}: {keys}"
+            "refused a node on {host}, which was launched with another specification of run {run} (there: this coordinator, here: the node): {keys}"
         );
         Err(Status::invalid_argument(format!(
             "this node has another specification of run {run}: {keys}; launch all \

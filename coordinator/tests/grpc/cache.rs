@@ -120,7 +120,10 @@ async fn a_rebuild_is_asked_for_once_and_told_to_watchers() {
         }
     };
     assert_eq!((changed.generation, changed.step), (2, 10));
-    assert_eq!(changed.what, "cached features of version 2 from step 10 on: asked for");
+    assert_eq!(
+        changed.what,
+        "from step 10 on, steps use version 2 of the cached features: a rebuild was requested"
+    );
 }
 
 #[tokio::test]

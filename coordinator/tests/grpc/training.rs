@@ -98,7 +98,7 @@ async fn strangers_are_refused_with_a_reason() {
         ]
     );
     assert!(refused[0].1.contains("taken by process 100 on node-a"), "{}", refused[0].1);
-    assert!(refused[1].1.contains("install the same cox"), "{}", refused[1].1);
+    assert!(refused[1].1.contains("install the same version"), "{}", refused[1].1);
     assert_eq!(refused[5].1, "data_address: is empty");
     // The place is still free for the right one.
     sandbox.worker(1).await.assigned().await;

@@ -84,7 +84,7 @@ fn is_given_up(report: &Report) -> bool {
     let Some(Outcome::Failed(cause)) = &report.outcome else { return false };
     let was_done = report.committed == report.steps && cause.message.contains("joined within");
     let hang_alike =
-        report.told("in the same way").is_some() && cause.message.contains("not all were ready within");
+        report.told("in the same way").is_some() && cause.message.contains("were not ready within");
     was_done || hang_alike || cause.message.contains("generations in a row ended without a committed step")
 }
 

@@ -61,7 +61,7 @@ fn a_launcher_of_another_version_is_refused_by_name_and_the_run_waits_for_the_ri
     script.faults = vec![fault(6.0, Kind::UpgradeLauncher, 1)];
     let report = play(&script);
     assert!(report.violations.is_empty() && report.has_finished(), "{report}");
-    let refused = "the launcher of node 1 ends: version 0.2.0 here, but the coordinator is version 0.1.0";
+    let refused = "the launcher of node 1 ends: this is cox 0.2.0, but the coordinator is cox 0.1.0";
     assert!(report.told(refused).is_some(), "{report}");
 }
 
@@ -71,7 +71,7 @@ fn a_coordinator_of_another_version_goes_on_with_no_worker_of_the_one_before() {
     script.faults = vec![fault(6.0, Kind::UpgradeLauncher, 0)];
     let report = play(&script);
     assert!(report.violations.is_empty() && report.has_finished(), "{report}");
-    let refused = "the launcher of node 1 ends: version 0.1.0 here, but the coordinator is version 0.2.0";
+    let refused = "the launcher of node 1 ends: this is cox 0.1.0, but the coordinator is cox 0.2.0";
     assert!(report.told(refused).is_some(), "{report}");
     assert!(report.repeated < 20, "it goes on from the newest checkpoint:\n{report}");
 }
@@ -81,7 +81,7 @@ fn no_seed_with_two_versions_has_a_world_of_both() {
     let (mut finished, mut refused) = (0, 0);
     seeds::play_all(seeds::derived(0..500), Script::drawn_with_versions, |report| {
         finished += u32::from(report.has_finished());
-        refused += u32::from(report.told("the coordinator is version").is_some());
+        refused += u32::from(report.told("the coordinator is cox").is_some());
         report.has_finished() || matches!(report.outcome, Some(Outcome::Failed(_)))
     });
     assert!(

@@ -48,7 +48,7 @@ impl RunSpec {
         findings.require(
             (1..=most).contains(&world_size),
             "train.global_batch",
-            format_args!("{} samples cannot be shared by {world_size} workers", self.train.global_batch),
+            format_args!("a batch of {} cannot be shared by {world_size} workers", self.train.global_batch),
             "every worker needs a sample of each step: start fewer workers or raise `train.global_batch`",
         );
         findings.into_result()
@@ -80,14 +80,14 @@ fn check_data(data: &Data, f: &mut Findings) {
         held.len() == data.holdout_episodes.len(),
         "data.holdout_episodes",
         "names an episode twice",
-        "name each once",
+        "name each episode once",
     );
     f.at_least_one("data.threads", data.threads.unwrap_or(1));
     let budget = data.bucket_cache.budget;
     f.require(
         budget >= MIN_BUCKET_CACHE,
         "data.bucket_cache.budget",
-        format_args!("is {budget}, too few bytes for the blocks that are read at the same time"),
+        format_args!("{budget} B is too small for the blocks that are read at the same time"),
         "give 268435456 (256 MiB) or more",
     );
 }
@@ -129,7 +129,7 @@ fn check_train(train: &Train, f: &mut Findings) {
         train.skip_steps.len() <= MAX_SKIPPED_STEPS,
         "train.skip_steps",
         format_args!("names {} steps", train.skip_steps.len()),
-        &format!("name at most {MAX_SKIPPED_STEPS}; leave episodes out with `data.holdout_episodes`"),
+        &format!("name at most {MAX_SKIPPED_STEPS} steps; `data.holdout_episodes` leaves out episodes"),
     );
     if let Recompute::Every(every) = train.recompute {
         f.require(
@@ -213,7 +213,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
         optimizer.decay_steps.is_none_or(|steps| steps > longest),
         "optimizer.decay_steps",
         "leaves no step after the warm-up",
-        "raise it above the warm-up steps: it counts from the first step of the run",
+        &format!("raise it above the warm-up ({longest} steps): it counts from the first step of the run"),
     );
     f.require(
         optimizer.schedule_over == ScheduleOver::All || spec.cache.mode == CacheMode::Periodic,
@@ -235,7 +235,7 @@ fn check_optimizer(spec: &RunSpec, f: &mut Findings) {
     f.require(
         initial.is_none_or(|initial| LossScale::RANGE.contains(&initial) && initial.log2().fract() == 0.0),
         "optimizer.loss_scale.initial",
-        format_args!("is {}; only powers of two from 1 to 2^126 scale exactly", initial.unwrap_or_default()),
+        format_args!("is {:?}; only powers of two from 1 to 2^126 are exact", initial.unwrap_or_default()),
         "give a power of two, for instance 65536",
     );
     f.require(
@@ -255,7 +255,7 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
         f.require(
             matches!(given[..], [length] if length >= 1),
             path,
-            "must be one length of at least 1",
+            "must have exactly one of `epochs` and `steps`, at least 1",
             "write `{epochs: N}` or `{steps: N}`",
         );
     }
@@ -265,14 +265,14 @@ fn check_cache(cache: &Cache, f: &mut Findings) {
         !longer(cache.live.epochs, cache.interval.epochs) && !longer(cache.live.steps, cache.interval.steps),
         "cache.live",
         "is as long as `cache.interval` or longer, so no step would use the cache",
-        "shorten it, or switch the cache off",
+        "shorten `cache.live`, or set `cache.mode: off`",
     );
     f.at_least_one("cache.encoder_batch", cache.encoder_batch.unwrap_or(1));
     f.require(
         cache.budget != Some(0),
         "cache.budget",
         "must be at least 1 byte, is 0",
-        "remove it for no bound",
+        "remove it if the cache is to have no limit",
     );
     for (path, threshold) in
         [("cache.rebuild_above", cache.rebuild_above), ("cache.rebuild_below", cache.rebuild_below)]
@@ -308,7 +308,7 @@ fn check_memory(memory: &Memory, f: &mut Findings) {
         memory.capacity != Some(0),
         "memory.capacity",
         "must be at least 1 byte, is 0",
-        "remove it for no bound",
+        "remove it if memory is to have no limit",
     );
 }
 
@@ -318,8 +318,8 @@ fn check_launch(launch: &Launch, f: &mut Findings) {
     f.require(
         (1..=MAX_WORLD).contains(&workers),
         "launch.nproc_per_node",
-        format_args!("{workers} workers are out of range"),
-        &format!("start 1 to {MAX_WORLD}"),
+        format_args!("must be from 1 to {MAX_WORLD}, is {workers}"),
+        "give the number of workers to start on each node",
     );
     f.require(
         launch.device != DeviceChoice::Cpu || launch.collectives != Collectives::Nccl,

@@ -314,7 +314,7 @@ impl<'de> de::Deserializer<'de> for Reader<'de> {
             if let (Value::Scalar { text, .. }, Some(first)) = (&self.node.value, fields.first()) {
                 let names = fields.iter().map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ");
                 let example = join(&self.path, first);
-                error.0.help = Some(format!("it has the keys {names}: write `{example}={text}`"));
+                error.0.help = Some(format!("its keys are {names}; as an override: `{example}={text}`"));
             }
             error
         })?;

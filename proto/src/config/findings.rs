@@ -36,7 +36,7 @@ impl Findings {
         self.require(
             holds && value.is_finite(),
             path,
-            format_args!("must be a finite number {range}, is {value}"),
+            format_args!("must be a finite number {range}, is {value:?}"),
             "write a number in that range",
         );
     }

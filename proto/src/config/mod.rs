@@ -179,7 +179,7 @@ fn describe(unknown: &[UnknownKey], schema: &TaskSchema, tasks: Tasks) -> Vec<Pr
     };
     let more = unknown.len().saturating_sub(MAX_UNKNOWN_KEYS);
     let rest = (more > 0).then(|| {
-        Problem::new("", format!("{more} more unknown keys are not listed")).help("is this a run file?")
+        Problem::new("", format!("unknown keys that are not listed here: {more}")).help("is this a run file?")
     });
     unknown.iter().take(MAX_UNKNOWN_KEYS).map(problem).chain(rest).collect()
 }

@@ -56,7 +56,7 @@ pub(super) fn quoted(given: &str, path: &str) -> Option<String> {
 fn unless_quoted(error: ConfigError, given: &str, path: &str) -> ConfigError {
     let ConfigError::Invalid(mut problems) = error else { return error };
     for problem in problems.iter_mut().filter(|problem| problem.help.is_none()) {
-        problem.help = quoted(given, path).map(|help| format!("if text is meant, {help}"));
+        problem.help = quoted(given, path).map(|help| format!("to pass it as text, {help}"));
     }
     ConfigError::Invalid(problems)
 }

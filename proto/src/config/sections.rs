@@ -32,7 +32,7 @@ pub(super) fn resolve(root: &mut Node) -> Result<(), ConfigError> {
         (None, None) => Ok(()),
         (None, Some(choice)) => {
             let problem = Problem::new(CHOICE, "is set, but this file has no `sections`");
-            Err(ConfigError::one(problem.at(&choice.place).help("leave it out, or name another file")))
+            Err(ConfigError::one(problem.at(&choice.place).help("remove it, or name a file with `sections`")))
         }
         (Some(sections), choice) => {
             merge(root, chosen(sections, choice)?);
@@ -50,7 +50,7 @@ fn chosen(sections: Node, choice: Option<Node>) -> Result<Node, ConfigError> {
     };
     let names = named.iter().map(|(name, _)| format!("`{}`", name.text)).collect::<Vec<_>>().join(", ");
     let Some(choice) = choice else {
-        let problem = Problem::new(SECTIONS, format!("this file describes several runs ({names})"));
+        let problem = Problem::new(SECTIONS, format!("none of {names} is chosen"));
         let help = "choose one with `--section NAME`, or with `section: NAME` in the file";
         return refuse(problem.at(&sections.place), help.into());
     };

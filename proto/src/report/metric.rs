@@ -118,13 +118,13 @@ impl Metric {
             let (kind, of) = self.name.split_once('/').unwrap_or((&self.name, "-"));
             let well = begins && word(kind, b"_") && word(of, b"_-./");
             (!well).then(|| {
-                format!("{:?} is not a name of the form kind or kind/part (letters, digits, _)", self.name)
+                format!("{:?} is not of the form kind or kind/part (a-z, then letters, digits, _)", self.name)
             })
         };
-        let in_no_unit = || (!word(&self.unit, b"_")).then(|| format!("{:?} is not a unit", self.unit));
+        let no_unit =
+            || (!word(&self.unit, b"_")).then(|| format!("{:?} is no unit (letters, digits, _)", self.unit));
         let name = too_long(&self.name, MAX_METRIC_NAME_BYTES).or_else(badly_named).map(|why| ("name", why));
-        let unit =
-            || too_long(&self.unit, MAX_METRIC_UNIT_BYTES).or_else(in_no_unit).map(|why| ("unit", why));
+        let unit = || too_long(&self.unit, MAX_METRIC_UNIT_BYTES).or_else(no_unit).map(|why| ("unit", why));
         name.or_else(unit)
     }
 }

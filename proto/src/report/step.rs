@@ -85,7 +85,7 @@ impl fmt::Display for Skip {
         f.write_str(match self.cause {
             SkipCause::Loss => "its loss was not finite in either of two attempts",
             SkipCause::Gradient => "its gradient was not finite in either of two attempts",
-            SkipCause::Asked => "train.skip_steps names it",
+            SkipCause::Asked => "it is listed in train.skip_steps",
             SkipCause::Overflow => "its gradient overflows, and the loss scale is halved",
             SkipCause::Spike => "its loss is far above those of the steps before",
         })?;

@@ -168,11 +168,9 @@ impl People<'_> {
         }
         let stays = |place: &u32| *place != node_rank && !draining.contains(place);
         let staying = self.run.fleet.nodes.living().filter(stays).count();
-        if staying < world.least().div_ceil(world.nproc_per_node.max(1)) as usize {
-            let why = match world.spares {
-                0 => format!("{staying} nodes would remain, but the minimum is {}", world.min_nodes),
-                _ => format!("{staying} nodes would remain, but {} workers are needed", world.least()),
-            };
+        let needed = world.least().div_ceil(world.nproc_per_node.max(1)) as usize;
+        if staying < needed {
+            let why = format!("too few nodes would remain ({staying}, needed: {needed})");
             return Err(Refusal::Needed { node_rank, why });
         }
         Ok(())

@@ -52,7 +52,7 @@ pub(super) fn told(run: &Run, failure: &Failure, hindrance: &str) -> Failure {
     };
     let missed = match newest >= committed {
         true => String::new(),
-        false => format!("its last checkpoint was not written ({hindrance}); "),
+        false => format!("the run's last checkpoint was not written ({hindrance}); "),
     };
     Failure { message: format!("{}; {missed}{from}", failure.message), ..failure.clone() }
 }

@@ -150,11 +150,11 @@ pub(super) fn failed(run: &Run) -> Failure {
     let present = roster.present();
     let message = if present >= enough {
         let waiting = roster.living().filter(|worker| !worker.assignable());
-        let came = if present == world { format!("all {world}") } else { present.to_string() };
+        let came = if present == world { "all".to_owned() } else { present.to_string() };
         let ranks = some(waiting.map(Worker::slot));
-        format!("{came} workers joined, but not all were ready within {seconds} s: ranks {ranks}")
+        format!("{came} workers joined, but these ranks were not ready within {seconds} s: {ranks}")
     } else if run.config.world.elastic() {
-        format!("only {present} of at least {enough} workers joined within {seconds} s")
+        format!("only {present} of the required minimum of {enough} workers joined within {seconds} s")
     } else {
         let missing = some((0..world).map(Slot).filter(|slot| roster.living_at(*slot).is_none()));
         format!("only {present} of {world} workers joined within {seconds} s; missing ranks: {missing}")

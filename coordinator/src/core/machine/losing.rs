@@ -63,8 +63,8 @@ pub(super) fn irreplaceable(run: &Run, slot: Slot, failure: Failure) -> Failure 
     let (faults, enough) =
         (run.health.of_slot(slot).map_or(0, |health| health.faults), run.config.world.least());
     let message = format!(
-        "{}; its slot is cordoned after {faults} hardware faults (faults.cordon_after), but {enough} \
-         workers are needed: launch again without that machine or device",
+        "{}; its slot is cordoned (hardware faults: {faults}, see faults.cordon_after), but too few workers \
+         remain without it (needed: {enough}): launch again without that machine or device",
         failure.message
     );
     Failure { message, ..failure }

@@ -50,7 +50,7 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> S
     if member.phase == WorkerPhase::Starting {
         let host = run.fleet.nodes.host(run.config.world.node_of(member.slot));
         return format!(
-            "it has not registered: its process on {host} was started {quiet:.1} s ago ({usual})"
+            "it has not registered yet, {quiet:.1} s after its process was started on {host} ({usual})"
         );
     }
     let (phase, step, entered) = match run.fleet.roster.at(member.slot) {
@@ -72,12 +72,13 @@ pub(super) fn in_words(run: &Run, member: &MemberMotion, still: &StillRank) -> S
 pub(super) fn follows(still: &StillRank) -> Option<String> {
     match still.verdict {
         Verdict::Ignore | Verdict::GiveUp => None,
-        Verdict::Name(left) => Some(format!("declared lost unless this ends in {:.0} s", left.as_secs_f64())),
+        Verdict::Name(left) => {
+            Some(format!("it is declared lost unless it makes progress within {:.0} s", left.as_secs_f64()))
+        }
         Verdict::NameAll(boat) => {
-            let others = if boat == 2 {
-                "1 other rank hangs in the same way"
-            } else {
-                &format!("{} other ranks hang in the same way", boat - 1)
+            let others = match boat - 1 {
+                1 => "1 other rank hangs in the same way".to_owned(),
+                others => format!("{others} other ranks hang in the same way"),
             };
             Some(format!("{others}: check the file system and the machines; no rank is declared lost"))
         }

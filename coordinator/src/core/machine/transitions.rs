@@ -206,7 +206,7 @@ impl Run {
             Formation::OpenLastCall => {
                 gathering.last_call = LastCall::Open(self.now.after(self.config.patience.last_call));
             }
-            Formation::Never => conclude(self, "no remaining rank has the state"),
+            Formation::Never => conclude(self, "no remaining rank has any part of the training state"),
             Formation::Of(slots) if self.faults.closing().is_some() => self.form(slots),
             Formation::Of(slots) => match self.faults.account(gathering.fruitless.take(), &mut self.out) {
                 Ok(()) => self.form(slots),
@@ -291,12 +291,12 @@ impl Run {
             // Nothing is trained from here, so nothing is leased, and nothing is rolled back.
             Ok(true) if first >= committed => return self.say(Reason::Closing),
             Ok(true) => {
-                return conclude(self, &format!("the remaining ranks have the state of step {first}"));
+                return conclude(self, &format!("the remaining ranks have the older state of step {first}"));
             }
             Ok(false) if !last => return,
             Ok(false) => format!(
-                "all ranks start at step {first}, but step {committed} is next, and the steps between \
-                 were never leased"
+                "all ranks want to start at step {first}, but the run is only at step {committed}: the steps \
+                 between were never assigned"
             ),
             Err(message) => message,
         };

@@ -90,7 +90,7 @@ impl Watch<'_> {
                 )
             }
             None => {
-                format!("its connection closed unexpectedly, and no sign of life for {silent:.1} s")
+                format!("its connection closed unexpectedly, and there was no sign of life for {silent:.1} s")
             }
         };
         self.run.lose_silently(slot, message);

@@ -108,7 +108,7 @@ fn whatever_hinders_the_last_checkpoint_the_run_has_failed_with_what_began_it() 
             saved(run, 0, 10, CheckpointState::Failed);
             run.get_ready(0, 2, "")
         }),
-        ("have the state of step 4", |run| run.start(0, 4, StateSource::Checkpoint).1),
+        ("have the older state of step 4", |run| run.start(0, 4, StateSource::Checkpoint).1),
         ("left before the end of the run", |run| {
             run.tell(Ask::Leave { worker: run.worker(0), exit_code: 0, reason: "why not".into() })
         }),
@@ -219,7 +219,11 @@ fn ranks_that_fail_alike_end_the_run_when_the_last_of_them_has_left() {
     let leave = Ask::Leave { worker: id(0), exit_code: 3, reason: "failed".into() };
     let failure = end(&run.tell(leave)).expect("nobody is left");
     assert_eq!((failure.slot, failure.kind), (Some(Slot(0)), CauseKind::BadInput));
-    assert!(failure.message.contains("no remaining rank has the state"), "{}", failure.message);
+    assert!(
+        failure.message.contains("no remaining rank has any part of the training state"),
+        "{}",
+        failure.message
+    );
 }
 
 #[test]

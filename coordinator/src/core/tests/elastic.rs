@@ -101,22 +101,23 @@ fn replicas_are_on_another_node_as_far_as_there_is_room() {
     join(&mut run, 0);
     join(&mut run, 1);
     (0..4).for_each(|rank| drop(come(&mut run, rank)));
-    assert_eq!(placed(&run), (2, "generation 1 of 4 workers connects".into()));
+    assert_eq!(placed(&run), (2, "generation 1 is connecting (world size 4)".into()));
     // Slot 3 does not come back: three are left, of which one node has two.
     run.start_all(4, 0, StateSource::Fresh);
     run.event(Event::LineClosed(id(3), StreamId(3)));
     pass(&mut run, 1);
     (0..3).for_each(|rank| drop(run.get_ready(rank, 1, "")));
     pass(&mut run, 6);
-    let told = "generation 2 of 3 workers connects; most are on one node, which also holds the \
-                replicas of 1 of its own shards: losing that node costs the steps since the last checkpoint";
+    let told = "generation 2 is connecting (world size 3); most workers are on one node, which also holds \
+                the replicas of 1 of its own shards: losing that node costs the steps since the last \
+                checkpoint";
     assert_eq!(placed(&run), (1, told.into()));
     // On one node there is no other, and without replicas there is nothing to tell.
     for replica in [true, false] {
         let mut run = Run::new(Config { faults: Faults { replica, ..Faults::default() }, ..config(2) });
         run.gather(2);
         (0..2).for_each(|rank| drop(run.get_ready(rank, 0, "")));
-        assert_eq!(placed(&run), (1, "generation 1 of 2 workers connects".into()));
+        assert_eq!(placed(&run), (1, "generation 1 is connecting (world size 2)".into()));
     }
 }
 
@@ -127,7 +128,7 @@ fn people_are_told_how_many_are_enough() {
     let told = |run: &Run| run.machine.run.voice.reason.to_string();
     assert_eq!(told(&run), "1 of 4 workers have joined; at least 2 are needed");
     pass(&mut run, 61);
-    assert_eq!(told(&run), "only 1 of at least 2 workers joined within 60 s");
+    assert_eq!(told(&run), "only 1 of the required minimum of 2 workers joined within 60 s");
     assert_eq!(Run::new(config(3)).machine.run.voice.reason.to_string(), "0 of 3 workers have joined");
 }
 

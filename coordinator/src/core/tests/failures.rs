@@ -179,7 +179,7 @@ fn a_process_that_the_kernel_killed_for_memory_is_replaced_and_told_as_such() {
     let mut run = Run::fragile(2);
     let actions = killed(&mut run);
     assert!(
-        cause(&actions).is_some_and(|cause| cause.contains("killed by the kernel because the memory of")),
+        cause(&actions).is_some_and(|cause| cause.contains("killed by the kernel because its cgroup or")),
         "{actions:?}"
     );
     run.wait(Duration::from_secs(30));

@@ -92,7 +92,7 @@ fn a_fixed_world_trains_on_with_a_rank_that_it_cannot_do_without() {
     run.get_ready(0, 1, "");
     run.wait(Duration::from_secs(90));
     let Some(Outcome::Failed(cause)) = run.machine.outcome() else { panic!("it goes on") };
-    assert!(cause.message.contains("is cordoned after 2 hardware faults"), "{}", cause.message);
+    assert!(cause.message.contains("its slot is cordoned (hardware faults: 2,"), "{}", cause.message);
 }
 
 #[test]

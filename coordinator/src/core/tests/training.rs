@@ -110,7 +110,7 @@ fn a_rank_that_consumed_other_samples_ends_the_run() {
     other.positions[0] = 0..4;
     let (kind, _, message) = failure_of(&run.ask(Ask::Steps(id(1), vec![other])).1);
     assert_eq!(kind, CauseKind::Disagreement);
-    assert!(message.contains("its slice is 4..8"), "{message}");
+    assert!(message.contains("was assigned 4..8"), "{message}");
 }
 
 #[test]

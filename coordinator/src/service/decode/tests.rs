@@ -22,7 +22,7 @@ fn metrics_that_are_too_many_or_badly_named_are_refused_with_their_place() {
     let refused = |metrics| step(metrics).unwrap_err().to_string();
     assert_eq!(
         refused(vec![metric("x", "1"); MAX_METRICS + 1]),
-        format!("steps[0].metrics: {} of them; at most {MAX_METRICS} are allowed", MAX_METRICS + 1)
+        format!("steps[0].metrics: has {} entries; at most {MAX_METRICS} are allowed", MAX_METRICS + 1)
     );
     let long = "x".repeat(65);
     assert_eq!(
@@ -30,7 +30,10 @@ fn metrics_that_are_too_many_or_badly_named_are_refused_with_their_place() {
         "steps[0].metrics[1].name: has 65 bytes; at most 64 are allowed"
     );
     assert!(refused(vec![metric("a b", "1")]).starts_with("steps[0].metrics[0].name: \"a b\" is not"));
-    assert_eq!(refused(vec![metric("x", "m/s")]), "steps[0].metrics[0].unit: \"m/s\" is not a unit");
+    assert_eq!(
+        refused(vec![metric("x", "m/s")]),
+        "steps[0].metrics[0].unit: \"m/s\" is no unit (letters, digits, _)"
+    );
 }
 
 #[test]
@@ -48,7 +51,7 @@ fn lists_of_a_failure_have_their_bounds() {
     assert!(failed(victims(MAX_WORLD)).is_ok());
     assert_eq!(
         failed(victims(MAX_WORLD + 1)).unwrap_err().to_string(),
-        "failure.victims: 100001 of them; at most 100000 are allowed"
+        "failure.victims: has 100001 entries; at most 100000 are allowed"
     );
     let samples = |count: usize| v1::Failure {
         samples: vec![v1::SampleRange { begin: 1, end: 2 }; count],
@@ -57,7 +60,7 @@ fn lists_of_a_failure_have_their_bounds() {
     assert!(failed(samples(MAX_SAMPLE_RANGES)).is_ok());
     assert_eq!(
         failed(samples(MAX_SAMPLE_RANGES + 1)).unwrap_err().to_string(),
-        "failure.samples: 4097 of them; at most 4096 are allowed"
+        "failure.samples: has 4097 entries; at most 4096 are allowed"
     );
 }
 
@@ -65,7 +68,7 @@ fn lists_of_a_failure_have_their_bounds() {
 fn reports_have_no_more_steps_and_phases_than_there_can_be() {
     let steps = vec![v1::StepReport::default(); REPORT_QUEUE + 1];
     let error = Ask::try_from(v1::ReportStepsRequest { worker_id: 1, steps }).unwrap_err();
-    assert_eq!(error.to_string(), "steps: 4097 of them; at most 4096 are allowed");
+    assert_eq!(error.to_string(), "steps: has 4097 entries; at most 4096 are allowed");
     let phases = vec![v1::PhaseMemory::default(); PHASES + 1];
     let wire = v1::ReportMemoryRequest { worker_id: 1, phases, ..Default::default() };
     assert!(Ask::try_from(wire).unwrap_err().to_string().starts_with("phases: "));

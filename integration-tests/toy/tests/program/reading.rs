@@ -63,6 +63,6 @@ fn a_plan_is_of_a_world_that_a_launch_would_take() {
     let table = format!("data.path={}", toy.path("table.parquet").display());
     for more in ["--world=65", "launch.nproc_per_node=65"] {
         let command = toy.cox(&["plan", "integration-tests/toy/table.yaml", &table, more]);
-        refused_with(command, 2, "64 samples cannot be shared by 65 workers");
+        refused_with(command, 2, "a batch of 64 cannot be shared by 65 workers");
     }
 }

@@ -208,7 +208,7 @@ fn mistakes_name_the_flag_or_the_variable() {
         (
             with(|flags| flags.nproc_per_node = text("65")),
             &[],
-            "train.global_batch: 64 samples cannot be shared",
+            "train.global_batch: a batch of 64 cannot be shared",
         ),
         (with(|flags| flags.node_rank = text("1")), &[], "--node-rank 1: there are 1 machines"),
         (with(|flags| flags.max_restarts = text("-1")), &[], "--max-restarts -1: expected a whole number"),

@@ -34,7 +34,7 @@ fn what_people_write_for_short_is_answered_with_the_right_spelling() {
         SMALL,
         &["optimizer.lr=1e-4"],
         "override `optimizer.lr=1e-4`: optimizer.lr: expected a map of keys, found `1e-4`\n    \
-         help: it has the keys `head`: write `optimizer.lr.head=1e-4`",
+         help: its keys are `head`; as an override: `optimizer.lr.head=1e-4`",
     );
 }
 
@@ -114,7 +114,7 @@ fn a_world_needs_a_sample_for_every_worker() {
     let spec = small(&[]);
     spec.check_world(8).unwrap();
     let error = spec.check_world(9).unwrap_err().to_string();
-    assert!(error.starts_with("train.global_batch: 8 samples cannot be shared by 9 workers"), "{error}");
+    assert!(error.starts_with("train.global_batch: a batch of 8 cannot be shared by 9 workers"), "{error}");
     spec.check_world(0).unwrap_err();
 }
 

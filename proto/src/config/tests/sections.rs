@@ -42,7 +42,7 @@ fn a_choice_that_is_missing_or_cannot_be_names_what_there_is() {
     refuses(
         &several(""),
         &[],
-        "run.yaml:12:3: sections: this file describes several runs (`wide`, `short`, `as-it-is`)\n    \
+        "run.yaml:12:3: sections: none of `wide`, `short`, `as-it-is` is chosen\n    \
          help: choose one with `--section NAME`, or with `section: NAME` in the file",
     );
     refuses(
@@ -55,7 +55,7 @@ fn a_choice_that_is_missing_or_cannot_be_names_what_there_is() {
         SMALL,
         &["section=wide"],
         "override `section=wide`: section: is set, but this file has no `sections`\n    \
-         help: leave it out, or name another file",
+         help: remove it, or name a file with `sections`",
     );
     refuses(
         &format!("{SMALL}sections: [wide]\n"),

@@ -23,7 +23,7 @@ fn an_unknown_task_is_told_with_those_there_are() {
         SMALL,
         &["task=toy"],
         "override `task=toy`: task: expected a map of keys, found `toy`\n    \
-         help: it has the keys `type`: write `task.type=toy`",
+         help: its keys are `type`; as an override: `task.type=toy`",
     );
 }
 

@@ -47,7 +47,8 @@ fn a_step_with_features_of_another_generation_ends_the_run() {
         News::Failure(failure, _) => Some(failure.message.clone()),
         _ => None,
     });
-    let expected = "used no cache for step 4, but its lease says version 1 of the features";
+    let expected =
+        "used no cached features for step 4, but its lease assigns version 1 of the cached features";
     assert_eq!(told.as_deref(), Some(expected));
     assert_eq!(kept.run.phase(), RunPhase::Failed);
 }
