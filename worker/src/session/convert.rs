@@ -40,7 +40,9 @@ pub(super) fn assignment(wire: v1::Assignment) -> Result<Assignment, String> {
     // A coordinator that names none means the next rank.
     let replica_distance = wire.replica_distance.max(1);
     if replica_distance >= world.max(2) {
-        return Err(format!("assignment.replica_distance: {replica_distance} is too large for {world} ranks"));
+        return Err(format!(
+            "assignment.replica_distance: {replica_distance} is too large for {world} ranks"
+        ));
     }
     Ok(Assignment {
         generation: Generation(wire.generation),
@@ -80,7 +82,10 @@ pub(super) fn told(directive: v1::Directive) -> Result<Notice, String> {
 
 pub(super) fn lease(wire: v1::ShardLease) -> Result<Lease, String> {
     if wire.slice >= wire.slices {
-        return Err(format!("lease.slice: {} is not below the number of slices, {}", wire.slice, wire.slices));
+        return Err(format!(
+            "lease.slice: {} is not below the number of slices, {}",
+            wire.slice, wire.slices
+        ));
     }
     if wire.first_step >= wire.end_step {
         return Err(format!("lease: steps {}..{}", wire.first_step, wire.end_step));

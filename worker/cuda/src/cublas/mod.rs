@@ -297,7 +297,8 @@ impl GpuLibrary {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let stream = RuntimeStream::find(server, id);
-                let stream = stream.ok_or("cubecl's CUDA stream is unknown: cubecl loaded another libcuda")?;
+                let stream =
+                    stream.ok_or("cubecl's CUDA stream is unknown: cubecl loaded another libcuda")?;
                 let memory = self.memory.alloc_zeros::<u8>(WORKSPACE).map_err(cuda)?;
                 self.memory.synchronize().map_err(cuda)?;
                 let address = memory.device_ptr(&self.memory).0;

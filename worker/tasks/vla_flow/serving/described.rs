@@ -83,7 +83,8 @@ impl PolicyDescription {
         let deltas = DeltaActions::new(&file.chunk.delta_actions);
         let of_state = file.state.as_ref().map_or(0, NumericFeature::elements);
         if deltas.reach() > of_state.min(file.action.elements()) {
-            let found = format!("is true for dimension {}, which the state or action lacks", deltas.reach() - 1);
+            let found =
+                format!("is true for dimension {}, which the state or action lacks", deltas.reach() - 1);
             return Err(DataError::invalid(&path, "delta_actions", found, "copy the run's own file again"));
         }
         let stats_path = dir.join(STATS_FILE);

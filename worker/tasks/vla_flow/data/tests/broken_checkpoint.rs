@@ -100,7 +100,8 @@ fn bounds_of_pixels_that_leave_no_size_are_refused() {
         Dataset::from_spec(&spec, shelf())
     };
     refused(bounds(None, Some(100)), &["data.max_pixels", "784"]);
-    let crossed = ["the minimum 9000 is above the maximum 8000", "correct data.min_pixels or data.max_pixels"];
+    let crossed =
+        ["the minimum 9000 is above the maximum 8000", "correct data.min_pixels or data.max_pixels"];
     refused(bounds(Some(9000), Some(8000)), &crossed);
     assert!(bounds(None, Some(1000)).is_ok(), "a bound below the checkpoint's lower one wins");
 }
