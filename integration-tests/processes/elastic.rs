@@ -101,7 +101,7 @@ fn a_launcher_that_gets_sigterm_takes_its_node_out_and_the_rest_trains_on() {
         tiny.asking(&["drain", "--node=0", "--endpoint", &endpoint]).output().expect("cox was built");
     assert!(
         !message.status.success()
-            && String::from_utf8_lossy(&message.stderr).contains("stop the run instead")
+            && String::from_utf8_lossy(&message.stderr).contains("stop the whole run instead")
     );
     let (_, printed) = stop(&tiny, first, &[2, 4, 2, 4, 2]);
     assert!(!printed.contains("rolled back") && !printed.contains("restarts 1"), "{printed}");

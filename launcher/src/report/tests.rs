@@ -81,7 +81,7 @@ fn a_run_that_went_on_says_which_figures_are_of_its_last_launch() {
         let summary = json!({"first_step": first_step, "loss_first": 0.5, "loss_last": 0.25});
         write(dir.path(), "summary.json", &summary.to_string());
         let page = page(&[read(dir.path())]);
-        assert_eq!(page.contains("is of the launch from step 50"), is_told, "from {first_step}");
+        assert_eq!(page.contains("The rest: the launch from step 50"), is_told, "from {first_step}");
     }
 }
 

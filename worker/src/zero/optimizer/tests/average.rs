@@ -129,7 +129,7 @@ fn a_checkpoint_without_an_average_begins_it_with_its_weights_and_one_with_it_is
     let three = ended(3, &averaging(0.9, None), &[true, true]);
     let thirds: Vec<&[u8]> = three.iter().map(|(.., file)| file.as_slice()).collect();
     let told = message(&[thirds[0], thirds[0], thirds[2]]);
-    assert!(told.starts_with("ema of ") && told.contains("in 2 of the files"), "{told}");
+    assert!(told.starts_with("ema of ") && told.contains("in 2 of the checkpoint's files"), "{told}");
     let other_step = ended(2, &averaging(0.9, None), &[true]);
     let told = message(&[files[0], other_step[1].3.as_slice()]);
     assert!(told.contains("step"), "{told}");
