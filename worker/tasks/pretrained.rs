@@ -239,7 +239,7 @@ fn read_adapter(dir: &Path, here: &Tuning<'_>) -> Result<Vec<StoredTensor>, Task
         let other = adapter.plan().adapters().find_map(|(name, theirs)| {
             let ours = ours.adapter(name).filter(|ours| ours.rank == theirs.rank)?;
             (ours.scale != theirs.scale || ours.dora != theirs.dora)
-                .then(|| format!("`{name}`: {theirs} in the adapter, {ours} in this run"))
+                .then(|| format!("`{name}`: ({theirs}) in the adapter, but ({ours}) in this run"))
         });
         if let Some(difference) = other {
             return refused(format!(

@@ -325,7 +325,7 @@ pub(super) fn open_whole(place: &Location) -> Result<(Database, Contents), Journ
         let contents = Reader::new(&read, directory).everything()?;
         Ok((database, contents))
     }));
-    opened.unwrap_or_else(|_| Err(store("read", "it is damaged, and the store gives no details".into())))
+    opened.unwrap_or_else(|_| Err(store("read", "the database library panicked while reading it".into())))
 }
 
 #[cfg(test)]

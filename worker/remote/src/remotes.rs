@@ -47,7 +47,7 @@ impl BlockCache {
         let named = self.dir.clone().or_else(|| below("XDG_CACHE_HOME", "coxswain/buckets"));
         named.or_else(|| below("HOME", ".cache/coxswain/buckets")).ok_or_else(|| RemoteError::Cache {
             path: PathBuf::from("~/.cache"),
-            message: "neither XDG_CACHE_HOME nor HOME is set".into(),
+            message: "neither XDG_CACHE_HOME nor HOME is an absolute path".into(),
         })
     }
 }

@@ -119,7 +119,7 @@ pub enum JoinError {
     },
     /// The next rank could not be reached in time.
     #[error(
-        "rank {peer} at {address} did not answer within {waited:.1?} ({last}); is it running, and reachable from here?"
+        "rank {peer} at {address} did not accept this rank within {waited:.1?} ({last}); check that it runs and is reachable from here"
     )]
     NoAnswer {
         /// The neighbour.

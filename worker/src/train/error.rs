@@ -235,6 +235,7 @@ impl TrainError {
             Self::Data(error) if error.passes() => FailureKind::Io,
             Self::UnknownTask(_)
             | Self::OtherModel { .. }
+            | Self::TooManyTrainables(_)
             | Self::Init(_)
             | Self::Data(_)
             | Self::NoGradient(_)

@@ -63,8 +63,10 @@ fn outlying(
     let away = if catalog.info.episodes < MANY { away[1] } else { away[0].max(away[1]) };
     let episode = &catalog.episodes.episodes[extreme.episode as usize];
     let dim = feature.dimension(dim);
-    let found =
-        format!("dimension {dim} is {}, {away:.0} standard deviations from the others' mean", extreme.value);
+    let found = format!(
+        "dimension {dim} is {}, {away:.0} standard deviations from its mean over other frames",
+        extreme.value
+    );
     let remedy = "check the episode; repair or delete it, because means, deviations and ranges depend on it";
     (away > OUTLYING).then(|| {
         Finding::warning("outlying", found, remedy)

@@ -79,7 +79,7 @@ pub fn register() {
         };
         let opened = (multiplier == Multiplier::Library).then(open);
         let library = opened.and_then(|opened| {
-            opened.inspect_err(|why| tracing::warn!("{why}; cubek's kernels are used instead")).ok()
+            opened.inspect_err(|why| tracing::warn!("{why}; matmuls use slower kernels")).ok()
         });
         let version = library.map(CublasLt::version);
         let library = library.map(|library| Box::new(Products::new(library)) as Box<dyn MatrixLibrary>);

@@ -74,7 +74,7 @@ pub fn refused() -> Option<String> {
 /// the device in order.
 pub fn leave_none_behind() {
     if let Some(words) = take() {
-        tracing::warn!(device = %words, "a device allocation failed; the operation that needed it has no result");
+        tracing::warn!(device = %words, "the device ran out of memory outside a step; what was computed then is lost, and training continues");
         set_in_order();
     }
 }

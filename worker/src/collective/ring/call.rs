@@ -159,7 +159,7 @@ fn hear<const N: usize>(mut socket: &TcpStream, patience: &Patience<'_>) -> Resu
         patience.ready(socket.as_fd(), PollFlags::POLLIN)?;
         match socket.read(&mut bytes[filled..]) {
             Ok(0) => {
-                let why = "it closed the connection; it may have another token (COX_TOKEN, COX_TOKEN_FILE)";
+                let why = "it closed the connection, perhaps because its COX_TOKEN or COX_TOKEN_FILE differs";
                 return Err(Miss::Again(why.into()));
             }
             Ok(count) => filled += count,

@@ -73,14 +73,14 @@ impl<B: Tape<Base = B>> Features<B> {
 impl<B: Tape<Base = B>> Memo<B> {
     /// What happens from this step on, for people.
     pub fn words_of_cache_phase(&mut self, step: Step, cache_phase: &CachePhase) -> String {
-        let used = self.words_of_use().map_or(String::new(), |used| format!("; until here {used}"));
+        let used = self.words_of_use().map_or(String::new(), |used| format!("; before this step {used}"));
         match cache_phase {
             CachePhase::Live { .. } => {
-                format!("step {step}: live: features are computed in the step, LoRA trains{used}")
+                format!("from step {step} on, features are computed live and LoRA trains{used}")
             }
             CachePhase::Cached(namespace) => format!(
-                "step {step}: cached: features of version {}, made with the adapter before step {}; LoRA \
-                 does not train{used}",
+                "from step {step} on, features are read from cache version {}, made with the adapter before step {}; \
+                 LoRA does not train{used}",
                 namespace.generation.number, namespace.generation.since
             ),
         }

@@ -119,9 +119,7 @@ impl WavHeader {
                 }
                 b"data" => {
                     let Some(layout) = format else {
-                        return Err(HeaderFault::damaged(
-                            "has its samples before the description of their format",
-                        ));
+                        return Err(HeaderFault::damaged("the `data` chunk comes before the `fmt ` chunk"));
                     };
                     let left = len.saturating_sub(at);
                     let is_unknown = match size {

@@ -107,7 +107,7 @@ impl ChatShards {
             let mut before = members[..at].iter().zip(names.clone());
             if let Some((_, other)) = before.find(|(other, named)| *other == member && *named != name) {
                 return Err(format!(
-                    "{other} and {name} both mean the sample's .{}; name its images .0.jpg, .1.jpg and so on",
+                    "{other} and {name} are both read from the sample's one .{} file; name its images KEY.0.jpg, KEY.1.jpg and so on, after the sample",
                     self.shards.ending(*member)
                 ));
             }

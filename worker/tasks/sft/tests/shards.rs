@@ -115,7 +115,7 @@ fn what_is_wrong_in_a_shard_is_named_with_file_byte_and_remedy() {
         ),
         (
             vec![("json", chat(r#""images": ["a.png", "b.png"],"#, "\"x\"")), image()],
-            ["a.png and b.png both mean the sample's .png", "name its images .0.jpg"],
+            ["a.png and b.png are both read from the sample's one .png file", "name its images KEY.0.jpg"],
         ),
         (
             vec![("json", chat(r#""image": "../../etc/passwd","#, "\"x\""))],

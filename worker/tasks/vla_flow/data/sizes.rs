@@ -47,8 +47,8 @@ pub(super) fn check_reach(catalog: &Catalog, vla: &VlaSettings) -> Result<(), Da
     match looks.into_iter().find(|(_, rows)| *rows > longest) {
         None => Ok(()),
         Some((key, rows)) => {
-            let found = format!("{key} spans {rows} rows, but the longest episode has {longest}");
-            let remedy = format!("shorten {key}: rows before an episode's start only repeat its first row");
+            let found = format!("{key} reaches over {rows} rows, but the longest episode has {longest}");
+            let remedy = format!("reduce {key}, so that it looks back on fewer rows");
             Err(DataError::invalid(&catalog.info.path, "total_frames", found, remedy))
         }
     }

@@ -108,11 +108,11 @@ fn lerobots(spec: &RunSpec, settings: VlaSettings, base: PolicyBase) -> Result<P
         let own = settings.data.renamed(name);
         let found = inputs.iter().find(|feature| feature.name == own).map(|Feature { shape, .. }| &shape[..]);
         let Some(&[_, height, width]) = found else {
-            let remedy = "serve the run's own directory, unchanged";
+            let remedy = "restore this file as the run wrote it, or serve what `cox export` writes";
             return Err(DataError::invalid(
                 &directory.path,
                 "input_features",
-                format!("no image {own}"),
+                format!("no image {own}, which the run's cameras need"),
                 remedy,
             ));
         };
