@@ -6,12 +6,13 @@ left alone. Real processes of `cox`; Linux, Python 3.
 
   one launcher     two workers; also its launcher is killed and launched again, as a scheduler does
   two launchers    a fixed world of one worker each: where the coordinator's launcher is lost, the other one takes over
-  elastic          the same with --nnodes=1:2: the world goes on without a lost launcher, and grows again
+  elastic          the same with --nnodes=1:2: the world waits for a lost launcher
+  shrinking        likewise, but it does not wait: it goes on with one worker, and grows again
   two machines     network namespaces; the network between them is cut in both directions or one, or loses packets
 
 A run is lost if it does not end with code 0 in time. With two launchers, one may end with 6 (another has started a coordinator in place
 of its own) and is launched again. Then `cox audit` must find nothing missing and nothing twice, and what was learned must have the same
-bits, unless an elastic run had steps with one worker: another world size sums in another order. Recovery is the time from a fault to the
+bits, unless a shrinking run had steps with one worker: another world size sums in another order. Recovery is the time from a fault to the
 second step that had not been committed before it, and so has in it what is done again after a checkpoint. Ends with 1 if anything was
 lost or differs; the directories of such runs are kept.
 """
@@ -45,7 +46,7 @@ COORDINATOR_KILLS = 4
 # What a launcher ends with beside a coordinator that was started in place of its own.
 SUCCEEDED = 6
 
-SHAPES = ["one launcher", "two launchers", "elastic", "two machines"]
+SHAPES = ["one launcher", "two launchers", "elastic", "shrinking", "two machines"]
 PROCESSES = ["worker killed", "worker killed", "all workers killed", "worker frozen", "coordinator killed", "coordinator frozen",
              "launcher killed", "launcher frozen"]
 NETWORK = ["network cut", "network cut one way", "packets lost"]
@@ -152,8 +153,9 @@ class Run:
                 "eval.samples=2", "optimizer.warmup_steps=2", "--max-restarts=1000"]
         flags = ["--nproc-per-node=2"]
         if len(self.places) == 2:
-            flags = ["--nproc-per-node=1", "--nnodes=" + ("1:2" if self.shape == "elastic" else "2"), f"--node-rank={place}",
-                     f"--rdzv-endpoint={self.endpoint}", "--rdzv-conf=last_call_timeout=30"]
+            flags = ["--nproc-per-node=1", "--nnodes=" + ("1:2" if self.shape in ("elastic", "shrinking") else "2"),
+                     f"--node-rank={place}", f"--rdzv-endpoint={self.endpoint}",
+                     f"--rdzv-conf=last_call_timeout={0 if self.shape == 'shrinking' else 30}"]
         command = [self.cox, "run", "configs/quickstart.yaml", *keys, *flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("COX_", "PET_", "SLURM_"))}
         if self.machines:
@@ -309,7 +311,7 @@ def one(a, number, wanted, tally):
         audit = run.audit()
         missing, duplicate = audit.get("missing", STEPS), audit.get("duplicate", STEPS)
         tally.missing, tally.duplicate = tally.missing + missing, tally.duplicate + duplicate
-        resized = shape == "elastic" and not run.had_both_workers()
+        resized = shape == "shrinking" and not run.had_both_workers()
         same = resized or run.bits() == wanted
         tally.resized += resized
         tally.different += [] if same else [number]
