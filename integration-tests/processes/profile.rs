@@ -57,6 +57,6 @@ fn the_parts_of_a_step_add_up_and_nothing_but_the_picture_is_left() {
 
     let refused = profile("1000000");
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(2) && told.contains("--steps 1000000: the run has"), "{told}");
+    assert!(refused.status.code() == Some(2) && told.contains("--steps 1000000: must be at most "), "{told}");
     assert_eq!(std::fs::read_dir(&scratch).expect("a directory").count(), 0);
 }

@@ -254,7 +254,7 @@ fn a_pretrained_model_may_be_moved_and_another_one_is_refused_with_both_names() 
         let told = format!("model.path {}: apparently not the pretrained model", place.display());
         assert!(!well && printed.contains(&told), "{printed}");
         assert!(printed.contains(&format!("(\"{}\")", moved.display())), "{printed}");
-        assert_eq!(printed.matches("digest ").count(), 2, "{printed}");
+        assert!(printed.contains("it has digest ") && printed.contains("model had digest "), "{printed}");
     }
     for command in ["eval", "export"] {
         let refused = |place: &Path, told: &str| {

@@ -100,7 +100,7 @@ fn drift_is_measured_where_a_live_phase_ends_and_told() {
     assert!(drift.relative_l2 > 0.0 && drift.relative_l2 < 1.0 && drift.cosine > 0.5, "{drift:?}");
     assert!(drift.loss_fresh > 0.0 && drift.loss_fresh != drift.loss_cached, "{drift:?}");
     assert_eq!(run.notes_with("features have moved by"), 1, "{:?}", run.notes);
-    assert_eq!(run.notes_with("cached: features of version 2"), 1, "{:?}", run.notes);
+    assert_eq!(run.notes_with("features are read from cache version 2"), 1, "{:?}", run.notes);
 }
 
 #[test]

@@ -44,8 +44,8 @@ pub struct Site<'a> {
     pub driver: Option<&'a dyn device::Driver>,
 }
 
-/// Looks at everything but the device check, which runs where the trainer computes. What is worth knowing; or,
-/// as an error, why this machine is not to be used.
+/// Looks at everything but the device check, which runs where the trainer computes. What is worth knowing;
+/// or, as an error, why this machine is not to be used.
 pub fn check(site: &Site<'_>) -> Result<Vec<String>, String> {
     let mut worth_knowing = Vec::new();
     if let Some(fault) = InjectedFault::for_check(Check::Device) {

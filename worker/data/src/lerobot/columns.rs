@@ -406,6 +406,6 @@ mod tests {
     fn a_column_of_which_no_row_has_the_shape_is_refused_as_a_whole() {
         let short = values(&[1, 1], &[0, 0]);
         let found = lists(1).row_by_row(&short, &[1 << 28]);
-        assert!(matches!(&found, Err(ColumnFault::Column(fault)) if fault.contains("has 1 elements")));
+        assert!(matches!(&found, Err(ColumnFault::Column(fault)) if fault.contains("has length 1")));
     }
 }

@@ -253,7 +253,7 @@ fn writes_against_a_limit() {
     let error = (1..1000).map(record).find_map(Result::err).expect("the limit is far below this");
     assert!(error.is_full(), "{error}");
     assert!(error.to_string().contains("no more features are stored, and training continues"), "{error}");
-    assert!(writer.publish().unwrap_err().to_string().contains("none of it is published"));
+    assert!(writer.publish().unwrap_err().to_string().contains("its records are not published"));
     // What was there is still served.
     assert_eq!(read(&namespace, 0), Some(super::values(0, TOKENS)));
     println!("FULL");

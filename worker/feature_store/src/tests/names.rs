@@ -53,7 +53,7 @@ fn a_namespace_is_found_by_its_key_and_described_in_words() {
     }
     // Ingredients that do not give the name of their directory are not believed.
     fs::write(found.dir().join("space.json"), text.replace("{task}", "{task}!")).unwrap();
-    assert!(store.find(&key).err().unwrap().to_string().contains("its ingredients hash to"));
+    assert!(store.find(&key).err().unwrap().to_string().contains("is not its ingredients' hash"));
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn arrays_that_are_not_what_they_say_are_refused_by_name() {
         (array_of("<f2", &[1], &[0; 2]), "dtype <f2"),
         (array_of("<f4", &[2], &[0; 4]), "4 bytes are no array of shape [2]"),
         (array_of("<f8", &[usize::MAX / 2, 9], &[0; 8]), "8 bytes"),
-        (b"\x81\xa1x\x81\xc4\x0b__ndarray__\xc3".to_vec(), "without data"),
+        (b"\x81\xa1x\x81\xc4\x0b__ndarray__\xc3".to_vec(), "needs data, dtype and shape"),
         (b"\x81\xa1x\x81\xc4\x0d__npgeneric__\xc3".to_vec(), "not a number"),
         (b"\x81\xa1x\x81\xa1y\x81\xa1z\x81\xa1a\x01".to_vec(), "nested deeper"),
         (b"\x81\xa1x\xc4\x01a".to_vec(), "bytes; send"),

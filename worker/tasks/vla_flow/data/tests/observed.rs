@@ -211,7 +211,7 @@ fn the_last_rows_of_a_column_are_a_window_of_readings() {
         |vla| vla.data.sensor = windowed("observation.images.front", 3),
         &["features.observation.images.front", "cannot be used for data.sensor"],
     );
-    refused_at_open(|vla| vla.data.sensor = windowed("action", 8), &["data.sensor.window spans 8 rows"]);
+    refused_at_open(|vla| vla.data.sensor = windowed("action", 8), &["data.sensor.window reaches over 8 rows"]);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn what_is_asked_of_the_past_has_to_be_in_some_episode() {
     open(|vla| vla.observation.history = vec![-6]);
     refused_at_open(
         |vla| vla.observation.history = vec![-7, -1],
-        &["observation.history spans 8 rows", "the longest episode has 7"],
+        &["observation.history reaches over 8 rows", "the longest episode has 7"],
     );
     refused_at_open(
         |vla| vla.data.state = names(&[STATE, "force"]),

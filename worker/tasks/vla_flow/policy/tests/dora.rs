@@ -90,7 +90,7 @@ fn magnitudes_go_out_to_peft_and_come_back() {
     let other =
         |dora: bool, dir: &Path| task.read_weights(&spec(&[lora(dora, 0.0)]), dir).expect_err("other");
     let message = other(false, dir.path()).to_string();
-    assert!(message.contains(", DoRA there") && message.contains("lora.use_dora"), "{message}");
+    assert!(message.contains(", DoRA) in the adapter") && message.contains("lora.use_dora"), "{message}");
     let (plain, its_dir) =
         (shaken(&spec(&[lora(false, 0.0)])), tempfile::tempdir().expect("another directory"));
     let (plan, layout) = (plain.policy.lora().expect("it has adapters"), plain.trainables.layout());
