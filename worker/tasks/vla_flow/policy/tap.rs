@@ -228,7 +228,10 @@ mod tests {
         }
         let message = exact(vla_flow::TapSetting::Layer(5), &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.starts_with("cache.tap: is the input of decoder layer 5"), "{message}");
-        assert!(message.contains("decoder layer 4 comes before it and trains") && message.contains("auto"), "{message}");
+        assert!(
+            message.contains("decoder layer 4 comes before it and trains") && message.contains("auto"),
+            "{message}"
+        );
         let message = exact(vla_flow::TapSetting::Final, &[4, 5]).expect_err("layer 4 trains below");
         assert!(message.contains("periodic"), "{message}");
         let message = exact(vla_flow::TapSetting::Layer(6), &[]).expect_err("six layers");

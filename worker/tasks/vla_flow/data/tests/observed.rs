@@ -211,7 +211,10 @@ fn the_last_rows_of_a_column_are_a_window_of_readings() {
         |vla| vla.data.sensor = windowed("observation.images.front", 3),
         &["features.observation.images.front", "cannot be used for data.sensor"],
     );
-    refused_at_open(|vla| vla.data.sensor = windowed("action", 8), &["data.sensor.window reaches over 8 rows"]);
+    refused_at_open(
+        |vla| vla.data.sensor = windowed("action", 8),
+        &["data.sensor.window reaches over 8 rows"],
+    );
 }
 
 #[test]

@@ -128,7 +128,10 @@ fn features_are_kept_below_what_trains_and_nowhere_above() {
     assert!(fixture.run(&cached) == fixture.run(&batch), "kept features change nothing");
     let frozen = ("lora", Value::Null);
     let message = refused(&training(&top, &[exact(json!("final")), frozen.clone()]));
-    assert!(message.starts_with("cache.tap: ") && message.contains("decoder layer 4 comes before it and trains"), "{message}");
+    assert!(
+        message.starts_with("cache.tap: ") && message.contains("decoder layer 4 comes before it and trains"),
+        "{message}"
+    );
     let message = refused(&training(&[r"merger"], &[exact(json!("auto")), frozen.clone()]));
     assert!(message.contains("`model.visual.merger.ln_q` trains"), "{message}");
     // The final norm alone: of the features below it the last layer's input is the deepest that has a name.
