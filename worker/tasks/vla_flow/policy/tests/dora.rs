@@ -97,7 +97,7 @@ fn magnitudes_go_out_to_peft_and_come_back() {
     coxswain_nn::lora::write_adapter(its_dir.path(), plan, layout, &plain.trainables.to_vec(), &origin)
         .expect("it is ours");
     let message = other(true, its_dir.path()).to_string();
-    assert!(message.contains(", DoRA here"), "{message}");
+    assert!(message.contains(", DoRA) in this run"), "{message}");
 
     let again = load(&from(true));
     let of_adapters = |fixture: &Fixture| {
