@@ -93,8 +93,8 @@ impl<B: Tape<Base = B>, S: Suffix<B>> PolicyNetwork<B, S> {
         let checkpoint = &Arc::new(Checkpoint::open_for(&directory.dir, rules, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
-            precision::follow(dtype.dense());
         }
+        precision::follow(dtype.dense());
         let (trains, in_flight, blocks) = (tuned.trains(), Cell::default(), BlockWeights::Held);
         let mut loader =
             Loader { checkpoint, dtype, blocks, trains, layout: &mut *layout, device, in_flight, within: "" };

@@ -15,7 +15,7 @@ use coxswain_worker::memory::{
 use serde_json::{Value, json};
 
 use super::table::{grid, remarked, table, width, words};
-use coxswain_task::memory::{BESIDE_RESERVED, Use};
+use coxswain_task::memory::{BESIDE_RESERVED, Use, communicator};
 
 use crate::plan::{
     Basis, Choice, Outlook, Question, StepTime, capacity::Memory, uses::UseEstimate, vary::Variant,
@@ -251,7 +251,8 @@ fn categories(question: &Question, outlook: &Outlook) -> String {
     let head = format!("at micro-batch {}", question.micro_batch());
     let mut lines = vec![table([head.as_str(), "bytes", "of free memory"], &rows)];
     lines.extend(outlook.reserved.map(|reserved| {
-        let [reserved, shown] = [reserved, reserved + BESIDE_RESERVED].map(human::bytes);
+        let beside = BESIDE_RESERVED + communicator(question.subject.spec(), question.world);
+        let [reserved, shown] = [reserved, reserved + beside].map(human::bytes);
         format!("reserved by the allocator, in whole pages: {reserved}; nvidia-smi will show about {shown}")
     }));
     if outlook.beside_gpu > 0 {

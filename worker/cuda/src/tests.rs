@@ -20,6 +20,7 @@ use coxswain_worker::device::Accelerator;
 use crate::NVIDIA;
 
 mod few_bits;
+mod flash;
 mod joined;
 mod peaks;
 mod rounded;

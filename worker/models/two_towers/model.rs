@@ -58,8 +58,8 @@ impl<B: ModelBackend, V: VisionTower<B>> TwoTowers<B, V> {
         if B::VALUES {
             check_dtype::<B>(dtype)?;
             check_blocks::<B>(blocks)?;
-            precision::follow(dtype.dense());
         }
+        precision::follow(dtype.dense());
         let (checkpoint, in_flight) = (&checkpoint, Default::default());
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         Self::assemble(&config, &mut loader, options)

@@ -47,9 +47,7 @@ impl<B: Tape<Base = B>, V: VisionTower<B>> TowerTrunk<B, V> {
         let sizes = V::Stem::cut(config.vision(), depth);
         let checkpoint = &Arc::new(Checkpoint::open_for(dir, rules, B::VALUES)?);
         let LoadOptions { dtype, blocks, .. } = options;
-        if B::VALUES {
-            precision::follow(dtype.dense());
-        }
+        precision::follow(dtype.dense());
         let (layout, trains) = (&mut TrainableLayout::default(), Trains::default());
         let in_flight = Cell::default();
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };

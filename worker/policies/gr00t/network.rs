@@ -64,8 +64,8 @@ pub(crate) fn load<B: Tape<Base = B>>(
     let checkpoint = &Arc::new(Checkpoint::open_for(&directory.dir, RULES, B::VALUES)?);
     if B::VALUES {
         check_dtype::<B>(dtype)?;
-        precision::follow(dtype.dense());
     }
+    precision::follow(dtype.dense());
     let (trains, in_flight, blocks) = (tuned.trains(), Cell::default(), BlockWeights::Held);
     let within = within(config.layers);
     let mut loader = Loader {

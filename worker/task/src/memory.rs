@@ -9,7 +9,7 @@ use coxswain_nn::{
 };
 use coxswain_proto::{
     memory::Category,
-    run_spec::{Offload, ReduceDtype, RunSpec},
+    run_spec::{Collectives, Offload, ReduceDtype, RunSpec},
 };
 use serde::Serialize;
 
@@ -34,8 +34,17 @@ const BARE_CONTEXT: u64 = 512 << 20;
 pub const BESIDE_RESERVED: u64 = BARE_CONTEXT + PRODUCTS;
 /// A GPU without model and data.
 pub const GPU: u64 = CONTEXT + PRODUCTS;
+/// What NCCL has on each GPU of a run with several: of each of 24 channels, the buffers of one peer in a ring
+/// and one in a tree to receive from, 4 MiB for long messages (`NCCL_BUFFSIZE`) and 5.2 for short ones. From
+/// its defaults; no two GPUs were at hand.
+const NCCL: u64 = 24 * 2 * (92 << 20) / 10;
 /// Bytes of the second-level cache that each compute thread's packing buffer is as large as.
 const THREAD: u64 = 1 << 20;
+
+/// What a communicator takes of a GPU.
+pub fn communicator(spec: &RunSpec, world: u64) -> u64 {
+    if world > 1 && spec.launch.collectives != Collectives::Ring { NCCL } else { 0 }
+}
 
 /// Where a rank's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +100,8 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// With what a pass takes; `beside(stage)` bytes more are held in each stage. Booking them is left to
-    /// the task.
+    /// With what a pass takes; `beside(stage)` bytes more are held in each stage. Booking them is left to the
+    /// task.
     pub fn with_pass(self, pass: &PassCost, beside: impl Fn(&str) -> u64) -> Self {
         let [forward, backward] =
             [Pass::Forward, Pass::Backward].map(|direction| pass.peak(direction, &beside));
@@ -120,7 +129,7 @@ impl Prediction {
         prediction.set(
             Category::Framework,
             match ask.place {
-                Place::Gpu => GPU,
+                Place::Gpu => GPU + communicator(spec, ask.world),
                 Place::Host { threads } => PROCESS + threads * THREAD,
             },
         );

@@ -106,8 +106,8 @@ impl<B: Tape<Base = B>> T5<B> {
         let checkpoint = Arc::new(Checkpoint::open_for(dir, RULES, B::VALUES)?);
         if B::VALUES {
             check_dtype::<B>(dtype)?;
-            precision::follow(dtype.dense());
         }
+        precision::follow(dtype.dense());
         let (checkpoint, in_flight, blocks) = (&checkpoint, Cell::default(), BlockWeights::Held);
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         let shape = [config.vocab_size, config.d_model];

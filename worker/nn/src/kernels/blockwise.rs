@@ -1,5 +1,4 @@
-//! Attention as products that never holds the whole matrix of scores, forward or backward: for accelerators,
-//! whose matrix products are far faster than any kernel of ours would be.
+//! Attention as products that never holds the whole matrix of scores, forward or backward: for accelerators.
 //!
 //! Queries are taken tile by tile. Forward leaves `lse = log sum exp(scores)` of each query; backward makes a
 //! tile's weights again from it (Dao et al., arXiv 2205.14135, without its fusion into one kernel):
@@ -15,8 +14,8 @@
 //! batch of their own, so what lies between two segments is never computed. Grouped queries share the product
 //! with their key/value head: nothing is repeated.
 //!
-//! What this does not do: fuse a tile's products with its exponentials (the tile's scores pass through device
-//! memory, [`TILE`] bytes at a time).
+//! A backend that has all of it in one kernel does that instead ([`Scores::fuses`]). Otherwise a tile's
+//! scores pass through device memory, [`TILE`] bytes at a time.
 //!
 //! Axes: `b` batch, `s` queries, `t` keys, `g` query heads of a key/value head `h`, `n` queries of a tile,
 //! `k` head dimension.
@@ -32,12 +31,39 @@ pub const TILE: usize = 128 << 20;
 /// What the largest score of a query without a key is taken to be; finite, so that it makes no NaN.
 pub const OUT: f64 = -1e30;
 
+/// Widths of heads that one kernel attends with: multiples of 16 up to 128, and of 32 up to 256, where the
+/// gradients of keys and values are made in two halves.
+pub fn may_fuse(dim: usize) -> bool {
+    (1..=128).contains(&dim) && dim.is_multiple_of(16) || (1..=256).contains(&dim) && dim.is_multiple_of(32)
+}
+
 /// What is done to the scores of one tile, `[b, h, (g n), t]`, and to whole inputs, `[b, s, (h g), k]`,
 /// between products.
 ///
 /// `lse` and `delta` of a tile are `[b, n, (h g)]`. Scores and their gradients come from products that nobody
 /// else holds: they may be changed in place.
 pub trait Scores: ModelBackend {
+    /// Whether the backend's own kernels do all of attention with such queries. Of what is below, only
+    /// [`fused`](Self::fused), its gradients and [`by_segment`](Self::by_segment) are used then.
+    fn fuses(_q_bshk: &Tensor<Self, 4>) -> bool {
+        false
+    }
+
+    /// Attention of queries, keys and values in that kernel.
+    fn fused(_inputs_bshk: [Tensor<Self, 4>; 3], _seen: &Keys<Self>) -> AttentionOutput<Self> {
+        unreachable!("nothing is fused here")
+    }
+
+    /// The gradients of queries, keys and values under [`fused`](Self::fused), which returned `output`.
+    fn fused_gradients(
+        _inputs_bshk: [Tensor<Self, 4>; 3],
+        _output: AttentionOutput<Self>,
+        _dout_bshk: Tensor<Self, 4>,
+        _seen: &Keys<Self>,
+    ) -> [Tensor<Self, 4>; 3] {
+        unreachable!("nothing is fused here")
+    }
+
     /// `softmax(scores * scale)` over the keys that each query sees, 0 for all others, and the logarithm of
     /// its sum of exponentials.
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>);
@@ -108,11 +134,15 @@ pub fn attention_backward<B: Scores>(
     dout_bshk: Tensor<B, 4>,
 ) -> [Tensor<B, 4>; 3] {
     let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
-    let cut = mask.segments().is_some();
-    let (delta_bsh, dout_bshk) = B::dots(dout_bshk, output.out_bshk, cut);
+    let (delta, dout_bshk) = if B::fuses(&q_bshk) {
+        (Delta::Of(output.out_bshk), dout_bshk)
+    } else {
+        let (delta_bsh, dout_bshk) = B::dots(dout_bshk, output.out_bshk, mask.segments().is_some());
+        (Delta::Made(delta_bsh), dout_bshk)
+    };
     let lse_bsh = output.lse_bsh.expect("the forward pass of this module leaves it");
     let inputs = TiledInputs { q_bshk, k_bshk, v_bshk, scale, tile: TILE };
-    gradients_in_tiles(inputs, mask, Seeds { dout_bshk, delta_bsh, lse_bsh })
+    gradients_in_tiles(inputs, mask, Seeds { dout_bshk, delta, lse_bsh })
 }
 
 /// What attention reads.
@@ -127,8 +157,25 @@ struct TiledInputs<B: Backend> {
 /// What a backward pass starts from.
 struct Seeds<B: Backend> {
     dout_bshk: Tensor<B, 4>,
-    delta_bsh: Tensor<B, 3>,
+    delta: Delta<B>,
     lse_bsh: Tensor<B, 3>,
+}
+
+/// `sum(dout * out)` of each query.
+enum Delta<B: Backend> {
+    /// Made, `[b, s, (h g)]`.
+    Made(Tensor<B, 3>),
+    /// Made by the kernel that is all of attention, of this output.
+    Of(Tensor<B, 4>),
+}
+
+impl<B: Scores> Delta<B> {
+    fn cut(&self, run: &SegmentRun) -> Self {
+        match self {
+            Self::Made(delta_bsh) => Self::Made(run.cut_rows(delta_bsh)),
+            Self::Of(out_bshk) => Self::Of(run.cut(out_bshk)),
+        }
+    }
 }
 
 fn attention_in_tiles<B: Scores>(inputs: TiledInputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
@@ -151,7 +198,7 @@ fn gradients_in_tiles<B: Scores>(
     for run in runs(ends) {
         let seeds = Seeds {
             dout_bshk: run.cut(&seeds.dout_bshk),
-            delta_bsh: run.cut_rows(&seeds.delta_bsh),
+            delta: seeds.delta.cut(&run),
             lse_bsh: run.cut_rows(&seeds.lse_bsh),
         };
         let gradients = dense_gradients(inputs.run(&run), &run.mask(mask), seeds);
@@ -284,6 +331,11 @@ impl<B: Backend> Tiles<B> {
             .collect()
     }
 
+    /// All queries as one tile.
+    fn whole(&self) -> Tile {
+        Tile { queries: 0..self.queries, keys: self.keys }
+    }
+
     fn seen(&self, tile: &Tile) -> Keys<B> {
         Keys {
             bounds: self.bounds.clone(),
@@ -320,7 +372,11 @@ impl<B: Backend> Tiles<B> {
 
 fn dense<B: Scores>(inputs: TiledInputs<B>, mask: &AttentionMask) -> AttentionOutput<B> {
     let tiles = inputs.tiles(mask);
-    let [q_bhsk, k_bhtk, v_bhtk] = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk].map(B::by_head);
+    let inputs_bshk = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk];
+    if B::fuses(&inputs_bshk[0]) {
+        return B::fused(inputs_bshk, &tiles.seen(&tiles.whole()));
+    }
+    let [q_bhsk, k_bhtk, v_bhtk] = inputs_bshk.map(B::by_head);
     let (mut outs, mut lses) = (Vec::new(), Vec::new());
     for tile in tiles.all() {
         let [k, v] = [&k_bhtk, &v_bhtk].map(|x_bhtk| x_bhtk.clone().narrow(2, 0, tile.keys));
@@ -338,7 +394,15 @@ fn dense_gradients<B: Scores>(
     seeds: Seeds<B>,
 ) -> [Tensor<B, 4>; 3] {
     let tiles = inputs.tiles(mask);
-    let [q_bhsk, k_bhtk, v_bhtk] = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk].map(B::by_head);
+    let inputs_bshk = [inputs.q_bshk, inputs.k_bshk, inputs.v_bshk];
+    let delta_bsh = match seeds.delta {
+        Delta::Made(delta_bsh) => delta_bsh,
+        Delta::Of(out_bshk) => {
+            let output = AttentionOutput { out_bshk, lse_bsh: Some(seeds.lse_bsh) };
+            return B::fused_gradients(inputs_bshk, output, seeds.dout_bshk, &tiles.seen(&tiles.whole()));
+        }
+    };
+    let [q_bhsk, k_bhtk, v_bhtk] = inputs_bshk.map(B::by_head);
     let dout_bhsk = B::by_head(seeds.dout_bshk);
     let mut dqs = Vec::new();
     let mut sums: Option<[Tensor<B, 4>; 2]> = None;
@@ -350,7 +414,7 @@ fn dense_gradients<B: Scores>(
         let weights = B::weigh_again(scores, tiles.cut_rows(&seeds.lse_bsh, &tile), &seen);
         let dv = B::product(weights.clone().swap_dims(2, 3), dout.clone());
         let dweights = B::product(dout, v.swap_dims(2, 3));
-        let dscores = B::pull(weights, dweights, tiles.cut_rows(&seeds.delta_bsh, &tile), &seen);
+        let dscores = B::pull(weights, dweights, tiles.cut_rows(&delta_bsh, &tile), &seen);
         dqs.push(tiles.join(B::product(dscores.clone(), k)));
         let dk = B::product(dscores.swap_dims(2, 3), q);
         let new = [dk, dv].map(|x| lengthened(x, tiles.keys));

@@ -67,8 +67,8 @@ impl<B: ModelBackend> Quilt<B> {
         if B::VALUES {
             check_dtype::<B>(dtype)?;
             check_blocks::<B>(blocks)?;
-            precision::follow(dtype.dense());
         }
+        precision::follow(dtype.dense());
         let (checkpoint, in_flight) = (&Arc::new(checkpoint), Default::default());
         let mut loader = Loader { checkpoint, dtype, blocks, trains, layout, device, in_flight, within: "" };
         let (width, projection) = (config.hidden_size, patches(&config));

@@ -114,7 +114,7 @@ fn check(sizes: [usize; 6], mask: &AttentionMask, strength: f32) {
         assert_close(&what, output.out_bshk.clone(), expected.clone());
         let (delta_bsh, dout_bshk) = F::dots(dout.clone(), output.out_bshk, false);
         let lse_bsh = output.lse_bsh.expect("left by the forward pass");
-        let seeds = Seeds { dout_bshk, delta_bsh, lse_bsh };
+        let seeds = Seeds { dout_bshk, delta: Delta::Made(delta_bsh), lse_bsh };
         let found = gradients_in_tiles(inputs(), mask, seeds);
         for (i, (found, expected)) in found.into_iter().zip(gradients.clone()).enumerate() {
             assert_close(&format!("gradient {i} of {what}"), found, expected);

@@ -8,6 +8,7 @@ use burn_cubecl::{
 use half::{bf16, f16};
 
 use super::{
+    flash,
     launch::{floats, strided_floats, wrapped},
     rotary, scores,
 };
@@ -68,7 +69,8 @@ where
         let inputs = inputs_bshk.map(strided_floats);
         // The kernel works in pairs along a head: attention copies what is odd.
         let is_odd = !inputs.iter().all(rotary::has_pairs);
-        if is_odd || mask.segments().is_some() || inputs.iter().all(scores::lies_by_head) {
+        let as_they_are = mask.segments().is_some() || flash::fuses(&inputs[0]);
+        if is_odd || as_they_are || inputs.iter().all(scores::lies_by_head) {
             return inputs.map(wrapped);
         }
         rotary::rotary(inputs, 0, None).map(wrapped)

@@ -2,7 +2,7 @@
 //!
 //! Every kernel here reads and writes contiguous float32, element `[.., i]` of a row beside `[.., i + 1]`, in
 //! vectors of as many elements as its width and the device's loads allow. What arrives otherwise (a slice, a
-//! pitched row, another type) is made so first; rotary embedding alone goes by strides.
+//! pitched row, another type) is made so first; rotary embedding and attention in one kernel go by strides.
 
 use burn::tensor::{DType, Shape, Tensor, TensorPrimitive, backend::Backend};
 use burn_cubecl::{

@@ -21,6 +21,7 @@
 //! joined      those of one input whose weights lie together
 //! rotary      rotary embedding and the order by heads, and back
 //! flat        the flat parameter buffer: sums of gradients, their norm, AdamW
+//! flash       attention in bfloat16, one kernel forward and two backward
 //! scores      a tile of attention's scores: softmax under a mask, and back (`blockwise` has the products
 //!             around it)
 //! ```
@@ -31,7 +32,7 @@
 //! | products with a weight of few bits | the same with a copy in bfloat16, which is gone after the product |
 //! | LoRA beside a product | usual ranks: float32 on plain cores, in the passes around it |
 //! | products of float32 alone | exact under a float32 model, else as [`precision`](super::precision) says |
-//! | attention | [`blockwise`](super::blockwise): tile by tile, segment by segment |
+//! | attention | bfloat16 models: `flash`, where it can; else [`blockwise`](super::blockwise), in tiles |
 //!
 //! Activations, gradients and everything that trains are float32, as `torch.autocast` keeps its master
 //! weights; what a product rounds is what PyTorch rounds there.
@@ -42,6 +43,7 @@
 mod attention_ops;
 mod bring;
 mod dropout;
+mod flash;
 mod flat;
 mod flat_ops;
 mod joined;

@@ -11,8 +11,14 @@ use burn_cubecl::{
 };
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
-use super::launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width, wrapped};
-use crate::kernels::blockwise::{Keys, OUT, Scores};
+use super::{
+    flash::{self, AttentionInputs, AttentionPull},
+    launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, strided_floats, width, wrapped},
+};
+use crate::kernels::{
+    AttentionOutput,
+    blockwise::{Keys, OUT, Scores},
+};
 
 impl<R, F, I, BT> Scores for CubeBackend<R, F, I, BT>
 where
@@ -21,6 +27,27 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    fn fuses(q_bshk: &Tensor<Self, 4>) -> bool {
+        flash::fuses(&primitive(q_bshk.clone()))
+    }
+
+    fn fused(inputs_bshk: [Tensor<Self, 4>; 3], seen: &Keys<Self>) -> AttentionOutput<Self> {
+        let [out, lse] = flash::attention(attending(inputs_bshk, seen));
+        AttentionOutput { out_bshk: wrapped(out), lse_bsh: Some(wrapped(lse)) }
+    }
+
+    fn fused_gradients(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        output: AttentionOutput<Self>,
+        dout_bshk: Tensor<Self, 4>,
+        seen: &Keys<Self>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let [dout_bshk, out_bshk] = [dout_bshk, output.out_bshk].map(strided_floats);
+        let lse_bsh = floats(output.lse_bsh.expect("left by the forward pass"));
+        let pull = AttentionPull { dout_bshk, out_bshk, lse_bsh };
+        flash::gradients(attending(inputs_bshk, seen), pull).map(wrapped)
+    }
+
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let [batch, heads, _, _] = scores.dims();
         let scores = floats(scores);
@@ -124,6 +151,21 @@ pub fn lies_by_head<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
     let rows = strides[1] == dim && strides[3] == 1;
     let dense = strides[2] == tokens * dim && (batch == 1 || strides[0] == heads * strides[2]);
     heads == 1 || rows && dense
+}
+
+fn attending<R, F, I, BT>(
+    inputs_bshk: [Tensor<CubeBackend<R, F, I, BT>, 4>; 3],
+    seen: &Keys<CubeBackend<R, F, I, BT>>,
+) -> AttentionInputs<R>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    let ([q_bshk, k_bshk, v_bshk], bounds) =
+        (inputs_bshk.map(strided_floats), seen.bounds.clone().map(whole_numbers));
+    AttentionInputs { q_bshk, k_bshk, v_bshk, bounds, causal: seen.causal, scale: seen.scale }
 }
 
 /// Turns `scores` into weights; `lse` is written if these are `fresh`, read if they are made again.

@@ -4,11 +4,12 @@
 //! linear     inputs are rounded to the weight's type first; of half precision already, `x a^T` is so, too;
 //!            a weight of few bits is widened first, and gone with its product
 //! joined     outputs side by side, of half precision where it is asked for
-//! attention  the tiles of `blockwise` themselves, between operations by size
+//! attention  one kernel, or the tiles of `blockwise` themselves, between operations by size
 //! ```
 //!
 //! What is added to a product is added where the product lies. What this file does not count: gradients of
-//! weights that wait to be added together, at most 32 MiB, and copies for kernels of odd sizes.
+//! weights that wait to be added together, at most 32 MiB, copies for kernels of odd sizes, and attention's
+//! tiles under weights of bfloat16 on GPUs before compute capability 8.0.
 
 use burn::tensor::{DType, Tensor};
 
@@ -22,6 +23,7 @@ use crate::kernels::{
     LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight,
     blockwise::{self, Keys, Scores},
     packed::PackedMatrix,
+    precision,
     weight::packed_dims,
 };
 
@@ -261,6 +263,31 @@ pub(super) fn attention_backward(
 }
 
 impl Scores for Sizes {
+    fn fuses(q_bshk: &Tensor<Self, 4>) -> bool {
+        precision::may_halve() && blockwise::may_fuse(q_bshk.dims()[3])
+    }
+
+    fn fused(inputs_bshk: [Tensor<Self, 4>; 3], _seen: &Keys<Self>) -> AttentionOutput<Self> {
+        let shape @ [batch, queries, heads, _] = inputs_bshk[0].dims();
+        let made = Fusion::new(inputs_bshk.map(raw)).makes(shape).makes([batch, queries, heads]);
+        let mut made = made.run();
+        AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
+    }
+
+    fn fused_gradients(
+        inputs_bshk: [Tensor<Self, 4>; 3],
+        output: AttentionOutput<Self>,
+        dout_bshk: Tensor<Self, 4>,
+        _seen: &Keys<Self>,
+    ) -> [Tensor<Self, 4>; 3] {
+        let [q, k, v] = inputs_bshk.each_ref().map(Tensor::dims);
+        let read = [raw(output.out_bshk), raw(dout_bshk)];
+        let fused = Fusion::new(inputs_bshk.map(raw)).and(read).and(output.lse_bsh.map(raw));
+        let [batch, queries, heads, _] = q;
+        let mut made = fused.makes(q).makes(k).makes(v).beside(batch * queries * heads).run();
+        [next(&mut made), next(&mut made), next(&mut made)]
+    }
+
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let (shape, [batch, heads, _, _]) = (scores.dims(), scores.dims());
         let lse_bnh =
