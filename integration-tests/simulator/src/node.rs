@@ -276,6 +276,8 @@ impl World {
                 }
                 self.open_node_line(node);
             }
+            // Its line was closed before it heard that there is one.
+            (Some(Ask::FollowNode { .. }), Ok(_)) if launcher.line.is_none() => self.open_node_line(node),
             // It was given up: it asks for its place again.
             (Some(Ask::FollowNode { .. }), Err(Refusal::UnknownNode(_))) => {
                 let join = self.nodes[node].join.clone().map(|join| NodeClaim { returns: true, ..join });

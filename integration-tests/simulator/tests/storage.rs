@@ -13,14 +13,16 @@ use coxswain_simulator::{script::Script, seeds};
 /// 2596490489058126345    a drained launcher ended with its coordinator, which had just told the end
 /// 4423636478463093044    a launcher gave its place up while a slow disk kept the coordinator's time
 /// 7999064784691979407    a launcher that was frozen heard of one closed line, and not of its other one
+/// 1379050043283634393    a launcher that was frozen heard of a closed line before it heard that it was open
 /// ```
-const FAILED_ONCE: [u64; 6] = [
+const FAILED_ONCE: [u64; 7] = [
     12_056_183_712_165_720_784,
     14_973_324_233_663_873_229,
     12_311_642_684_111_572_078,
     2_596_490_489_058_126_345,
     4_423_636_478_463_093_044,
     7_999_064_784_691_979_407,
+    1_379_050_043_283_634_393,
 ];
 
 /// Seeds that failed once on a disk that lies, and must not again.
