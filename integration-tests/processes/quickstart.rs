@@ -37,7 +37,6 @@ mod separation;
 mod serve;
 mod sharded;
 mod signals;
-mod slow;
 mod stages;
 mod standby;
 mod standstill;
