@@ -51,6 +51,11 @@ impl LedgerEntry {
         let batch = coxswain_proto::plan::Batch { epoch: self.epoch, positions: self.positions.clone() };
         batch.of_rank(rank, self.world)
     }
+
+    /// The loss that was learned from: none of a step that was left out, or that has no report.
+    pub fn learned(&self) -> Option<f64> {
+        (self.skipped.is_none() && self.reports > 0).then_some(self.loss)
+    }
 }
 
 impl From<&CommittedStep> for LedgerEntry {

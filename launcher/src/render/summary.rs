@@ -42,8 +42,7 @@ pub fn of_run(output_dir: &Path, with_memory: bool) -> String {
 
 /// The loss of the whole run, of its first and of its last steps: a summary has that of one worker's life.
 fn losses(steps: &[LedgerEntry]) -> Option<[Value; 2]> {
-    let counted = steps.iter().filter(|step| step.skipped.is_none() && step.reports > 0);
-    let losses: Vec<_> = counted.map(|step| step.loss).collect();
+    let losses: Vec<_> = steps.iter().filter_map(LedgerEntry::learned).collect();
     let mean = |losses: &[f64]| (losses.iter().sum::<f64>() / losses.len() as f64).into();
     let shown = losses.len().min(10);
     (shown > 0).then(|| [mean(&losses[..shown]), mean(&losses[losses.len() - shown..])])

@@ -27,7 +27,8 @@ pub fn status(dir: &Path) -> (GetStatusResponse, Vec<(u64, f64)>) {
     status.world_size = u32::try_from(status.ranks.len()).unwrap_or(u32::MAX);
     match journal::read(&dir.join("coordinator")) {
         Ok(chronicle) => {
-            let losses = losses(&chronicle);
+            let learned = chronicle.steps.iter().map(|row| Some((row.step.0 + 1, row.learned()?)));
+            let losses = learned.flatten().collect();
             (told(status, &chronicle), losses)
         }
         Err(error) => {
@@ -35,11 +36,6 @@ pub fn status(dir: &Path) -> (GetStatusResponse, Vec<(u64, f64)>) {
             (status, Vec::new())
         }
     }
-}
-
-fn losses(chronicle: &Chronicle) -> Vec<(u64, f64)> {
-    let learned = chronicle.steps.iter().filter(|row| row.skipped.is_none());
-    learned.map(|row| (row.step.0 + 1, row.loss)).collect()
 }
 
 fn told(status: GetStatusResponse, chronicle: &Chronicle) -> GetStatusResponse {
