@@ -202,16 +202,37 @@ def base(a):
     like, small = Path(a.configs) / "assets/tiny-vla", a.out / "base-like"
     shutil.rmtree(small, ignore_errors=True)
     shutil.copytree(like, small, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((like / "config.json").read_text()) | BASE
-    config["vision_config"] |= BASE_VISION | {"out_hidden_size": config["hidden_size"]}
+    config = json.loads((like / "config.json").read_text())
+    processor = json.loads((like / "preprocessor_config.json").read_text()) | {"patch_size": PATCH}
+    if a.family == "qwen3_vl":
+        text = QWEN3["text_config"] | {"vocab_size": config["vocab_size"]}
+        config = QWEN3 | {"text_config": text} | {name: config[name] for name in config if name.endswith("token_id")}
+        processor = {name: processor[name] for name in ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")}
+        processor |= {"processor_class": "Qwen3VLProcessor", "size": {"shortest_edge": PATCH**2, "longest_edge": SIDE**2}}
+    else:
+        config |= BASE
+        config["vision_config"] |= BASE_VISION | {"out_hidden_size": config["hidden_size"]}
     (small / "config.json").write_text(json.dumps(config, indent=1))
-    processor = json.loads((like / "preprocessor_config.json").read_text()) | {"patch_size": config["vision_config"]["patch_size"]}
     (small / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
     subprocess.run([a.cox, "data", "make-checkpoint", f"--like={small}", f"--out={a.out / 'base'}", "--dtype=f32"], check=True)
 
 
+PATCH = 12
 BASE = {"num_hidden_layers": 2, "max_window_layers": 2, "hidden_size": 128, "intermediate_size": 256, "initializer_range": 0.06}
-BASE_VISION = {"depth": 4, "hidden_size": 128, "intermediate_size": 256, "patch_size": 12, "spatial_patch_size": 12, "window_size": 48}
+BASE_VISION = {"depth": 4, "hidden_size": 128, "intermediate_size": 256, "patch_size": PATCH, "spatial_patch_size": PATCH, "window_size": 48}
+QWEN3 = {
+    "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "qwen3_vl_text", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.06, "rms_norm_eps": 1e-6, "rope_theta": 5e6, "hidden_act": "silu",
+        "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]},
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl", "depth": 4, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "patch_size": PATCH,
+        "num_position_embeddings": 64, "out_hidden_size": 128, "deepstack_visual_indexes": [0, 1, 2], "initializer_range": 0.06,
+        "in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "hidden_act": "gelu_pytorch_tanh",
+    },
+}
 
 
 def train(a):
@@ -393,6 +414,7 @@ def main():
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="of the run file")
     parser.add_argument("--cox", default="cox")
     parser.add_argument("--configs", default=HERE.parents[1] / "configs", help="the folder of the repository")
+    parser.add_argument("--family", choices=["qwen2_5_vl", "qwen3_vl"], default="qwen2_5_vl", help="of the checkpoint with random weights")
     parser.add_argument("--out", type=Path, default=Path("runs/rollout"))
     parser.add_argument("--tasks", type=chosen, default=list(PROMPTS), help="of " + ",".join(PROMPTS))
     parser.add_argument("--episodes", type=int, default=50, help="recorded for each task")
