@@ -19,6 +19,7 @@ use coxswain_worker::device::Accelerator;
 
 use crate::NVIDIA;
 
+mod dropout;
 mod few_bits;
 mod flash;
 mod joined;

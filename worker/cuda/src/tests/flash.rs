@@ -6,7 +6,7 @@ use burn::{backend::Flex, tensor::Tensor};
 use burn_cuda::{Cuda, CudaDevice};
 use coxswain_nn::{
     dtypes::WeightsDtype,
-    kernels::{AttentionMask, AttentionOps, AttentionSaved, ModelBackend, blockwise::Scores, precision},
+    kernels::{AttentionMask, AttentionOps, AttentionSaved, ModelBackend, attends_in_one_kernel, precision},
 };
 
 use super::{assert_close, gpu, numbers, tensor};
@@ -14,9 +14,15 @@ use super::{assert_close, gpu, numbers, tensor};
 /// `[batch, queries, keys, kv_heads, group, dim]`.
 type Sizes = [usize; 6];
 
-/// Output and gradients of attention whose inputs are rounded first; queries lie between other numbers, as in
+/// Output and gradients of attention whose inputs are rounded first, and the output's gradient, too, where it
+/// `rounds`; queries lie between other numbers, as in
 /// a joined projection, and keys and values by head.
-fn attended<B: ModelBackend>(sizes: Sizes, mask: &AttentionMask, device: &B::Device) -> Vec<Vec<f32>> {
+fn attended<B: ModelBackend>(
+    sizes: Sizes,
+    mask: &AttentionMask,
+    rounds: bool,
+    device: &B::Device,
+) -> Vec<Vec<f32>> {
     let [batch, queries, keys, kv_heads, group, dim] = sizes;
     let heads = kv_heads * group;
     let rounded = |shape: [usize; 4], seed| {
@@ -26,7 +32,8 @@ fn attended<B: ModelBackend>(sizes: Sizes, mask: &AttentionMask, device: &B::Dev
     let q_bshk = rounded([batch, queries, heads + kv_heads, dim], 1).narrow(2, kv_heads, heads);
     let k_bshk = rounded([batch, kv_heads, keys, dim], 2).swap_dims(1, 2);
     let v_bshk = rounded([batch, kv_heads, keys, dim], 3).swap_dims(1, 2);
-    let dout_bshk = rounded([batch, queries, heads, dim], 4);
+    let shape = [batch, queries, heads, dim];
+    let dout_bshk = if rounds { rounded(shape, 4) } else { tensor(shape, 4, device) };
     let scale = 1.0 / (dim as f64).sqrt();
     let output = B::attention_saving(q_bshk.clone(), k_bshk.clone(), v_bshk.clone(), mask, scale);
     let out = numbers(output.out_bshk.clone());
@@ -36,7 +43,7 @@ fn attended<B: ModelBackend>(sizes: Sizes, mask: &AttentionMask, device: &B::Dev
 }
 
 fn fuses(width: usize, gpu: &CudaDevice) -> bool {
-    Cuda::fuses(&Tensor::<Cuda, 4>::zeros([1, 16, 1, width], gpu))
+    attends_in_one_kernel(&Tensor::<Cuda, 4>::zeros([1, 16, 1, width], gpu))
 }
 
 /// A GPU, and a thread that computes for a model of bfloat16 weights.
@@ -87,18 +94,27 @@ fn one_kernel_gives_what_products_give() {
     let Some(model) = HalfModel::begin() else { return };
     for (sizes, mask) in cases() {
         assert!(fuses(sizes[5], &model.gpu), "{sizes:?}");
-        let expected = attended::<Flex>(sizes, &mask, &Default::default());
-        let found = attended::<Cuda>(sizes, &mask, &model.gpu);
+        let expected = attended::<Flex>(sizes, &mask, true, &Default::default());
+        let found = attended::<Cuda>(sizes, &mask, true, &model.gpu);
         for (what, (found, expected)) in ["output", "dq", "dk", "dv"].iter().zip(found.iter().zip(&expected))
         {
             // Weights and gradients of scores are rounded once each: within 2^-9 of a value.
             assert_close(&format!("{what} of {sizes:?}, {mask:?}"), found, expected, 4e-3);
         }
         assert!(
-            found == attended::<Cuda>(sizes, &mask, &model.gpu),
+            found == attended::<Cuda>(sizes, &mask, true, &model.gpu),
             "{sizes:?}, {mask:?}: other bits the second time"
         );
     }
+}
+
+#[test]
+fn the_gradient_of_the_output_is_rounded_for_everything_that_is_made_of_it() {
+    let Some(model) = HalfModel::begin() else { return };
+    let sizes = [2, 50, 50, 2, 2, 32];
+    let [found, rounded] =
+        [false, true].map(|rounds| attended::<Cuda>(sizes, &AttentionMask::Full, rounds, &model.gpu));
+    assert!(found == rounded, "delta, or a product, is of another gradient");
 }
 
 #[test]
@@ -107,7 +123,7 @@ fn a_query_without_a_key_gets_zeros_and_gives_no_gradient() {
     // Keys from 40 on, and none, written in both ways.
     for [from, to] in [[0, 0], [30, 10]] {
         let mask = AttentionMask::Causal([40..64, from..to].into());
-        let found = attended::<Cuda>([2, 64, 64, 2, 2, 32], &mask, &model.gpu);
+        let found = attended::<Cuda>([2, 64, 64, 2, 2, 32], &mask, true, &model.gpu);
         // Of output, dq, dk, dv: two batch rows of 64 tokens each.
         for values in &found {
             let token = values.len() / 128;

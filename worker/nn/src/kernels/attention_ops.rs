@@ -5,8 +5,16 @@ use burn::tensor::{DType, Tensor, backend::Backend};
 use super::{
     backward,
     operands::{AttentionMask, AttentionOutput, AttentionSaved, JoinedHeads, RopeMask},
-    reference,
+    precision, reference,
 };
+
+/// Whether a GPU that has the instructions attends with such heads in one kernel: under weights of bfloat16;
+/// widths are multiples of 16 up to 128, and of 32 up to 256, where the gradients of keys and values are made
+/// in two halves.
+pub(super) fn may_fuse(dim: usize) -> bool {
+    let in_whole = (1..=128).contains(&dim) && dim.is_multiple_of(16);
+    precision::may_halve() && (in_whole || (1..=256).contains(&dim) && dim.is_multiple_of(32))
+}
 
 /// How a backend attends.
 pub trait AttentionOps: Backend {

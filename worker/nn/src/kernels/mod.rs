@@ -29,6 +29,7 @@ pub mod precision;
 pub mod quantized;
 pub mod reference;
 mod row_ops;
+pub mod segments;
 pub mod sizes;
 mod tape;
 #[cfg(test)]
@@ -37,7 +38,7 @@ mod upload;
 mod weight;
 
 #[cfg(feature = "cuda")]
-pub use self::cube::{library as matrix_library, watermark};
+pub use self::cube::{flash::fuses as attends_in_one_kernel, library as matrix_library, watermark};
 pub use self::{
     attention_ops::AttentionOps,
     autodiff::free_broken_off,

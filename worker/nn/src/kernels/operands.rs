@@ -31,6 +31,11 @@ impl AttentionMask {
             Self::Full | Self::Keys(_) | Self::Causal(_) => None,
         }
     }
+
+    /// Whether a query of a batch row without segments sees no key after itself.
+    pub(super) fn is_causal_batch(&self) -> bool {
+        matches!(self, Self::Causal(_))
+    }
 }
 
 /// A low-rank update `scale * b a` of a linear layer's weight, never composed (arXiv 2106.09685).
@@ -75,6 +80,13 @@ pub struct AttentionOutput<B: Backend> {
     /// Logarithm of each query's sum of exponentials, `[b, sq, heads]`, if the backend's backward pass wants
     /// it.
     pub lse_bsh: Option<Tensor<B, 3>>,
+}
+
+impl<B: Backend> AttentionOutput<B> {
+    /// What such a backend's forward pass has left.
+    pub(super) fn lse(&self) -> Tensor<B, 3> {
+        self.lse_bsh.clone().expect("a backend that wants it leaves it")
+    }
 }
 
 /// What attention keeps for its backward pass.

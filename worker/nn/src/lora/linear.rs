@@ -188,10 +188,11 @@ impl<B: ModelBackend> LoraLinear<B> {
         weight_oi.dtype().filter(|dtype| *dtype != DType::F32)
     }
 
-    /// What it reads of its input, on a backend that rounds at all: the type of its weight, if that is
-    /// narrow and there is nothing beside it.
+    /// What it reads of its input, on a backend that rounds at all: the type of its weight, if that is narrow
+    /// and there is nothing beside it but an update that writes what it drops anyway.
     pub fn rounds_input(&self) -> Option<DType> {
-        self.narrow().filter(|_| self.adapter.is_none())
+        let drops = |adapter: Adapter| adapter.dropout > 0.0 && adapter.magnitude_o.is_none();
+        self.narrow().filter(|_| self.adapter.is_none_or(drops))
     }
 
     /// A bias that trains beside an adapter. The layer's own node knows it as a constant, whose value may

@@ -3,7 +3,7 @@
 use burn::{backend::Flex, tensor::Bool};
 
 use super::*;
-use crate::kernels::{backward, reference};
+use crate::kernels::{AttentionSaved, backward, reference, segments};
 
 type F = Flex;
 
@@ -45,8 +45,13 @@ impl Scores for Flex {
         weights * (dweights - by_row(delta_bnh, seen)) * seen.scale
     }
 
-    fn dots(x_bshk: Tensor<F, 4>, y_bshk: Tensor<F, 4>, _cut: bool) -> (Tensor<F, 3>, Tensor<F, 4>) {
+    fn dots(x_bshk: Tensor<F, 4>, y_bshk: Tensor<F, 4>) -> (Tensor<F, 3>, Tensor<F, 4>) {
         ((x_bshk.clone() * y_bshk).sum_dim(3).squeeze_dim(3), x_bshk)
+    }
+
+    fn by_segment(x_1shk: Tensor<F, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<F, 4> {
+        let [_, _, heads, dim] = x_1shk.dims();
+        x_1shk.narrow(1, start, segments * len).reshape([segments, len, heads, dim])
     }
 }
 
@@ -106,17 +111,18 @@ fn check(sizes: [usize; 6], mask: &AttentionMask, strength: f32) {
     let expected = reference::attention(q.clone(), k.clone(), v.clone(), mask, scale);
     let saved = |output| AttentionSaved { q_bshk: q.clone(), k_bshk: k.clone(), v_bshk: v.clone(), output };
     let reference = AttentionOutput { out_bshk: expected.clone(), lse_bsh: None };
-    let gradients = backward::attention(saved(reference), mask, scale, dout.clone());
+    let derivatives = backward::attention(saved(reference), mask, scale, dout.clone());
     for tile in [1, TILE] {
         let what = format!("{sizes:?}, {mask:?}, tiles of {tile} bytes");
-        let inputs = || TiledInputs { q_bshk: q.clone(), k_bshk: k.clone(), v_bshk: v.clone(), scale, tile };
-        let output = attention_in_tiles(inputs(), mask);
+        let inputs = |inputs_bshk| TiledInputs { inputs_bshk, scale, tile };
+        let qkv = [&q, &k, &v].map(Tensor::clone);
+        let output = segments::attention(qkv, mask, |qkv, mask| attention(inputs(qkv), mask));
         assert_close(&what, output.out_bshk.clone(), expected.clone());
-        let (delta_bsh, dout_bshk) = F::dots(dout.clone(), output.out_bshk, false);
-        let lse_bsh = output.lse_bsh.expect("left by the forward pass");
-        let seeds = Seeds { dout_bshk, delta: Delta::Made(delta_bsh), lse_bsh };
-        let found = gradients_in_tiles(inputs(), mask, seeds);
-        for (i, (found, expected)) in found.into_iter().zip(gradients.clone()).enumerate() {
+        let found = segments::gradients(saved(output), mask, dout.clone(), |saved, mask, dout_bshk| {
+            let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
+            gradients(inputs([q_bshk, k_bshk, v_bshk]), output, mask, dout_bshk)
+        });
+        for (i, (found, expected)) in found.into_iter().zip(derivatives.clone()).enumerate() {
             assert_close(&format!("gradient {i} of {what}"), found, expected);
         }
     }
@@ -145,18 +151,12 @@ fn queries_that_see_nothing_get_zeros_and_give_no_gradient() {
     let mask = AttentionMask::Causal([40..64, 0..0].into());
     check([2, 64, 64, 2, 2, 8], &mask, 1.0);
     let x = values([2, 64, 2, 8], 5, 1.0);
-    let y = attention(x.clone(), x.clone(), x, &mask, 1.0).out_bshk.into_data().to_vec::<f32>().expect("f32");
+    let output = attention(TiledInputs::new([x.clone(), x.clone(), x], 1.0), &mask);
+    let y = output.out_bshk.into_data().to_vec::<f32>().expect("f32");
     assert!(y[..40 * 16].iter().chain(&y[64 * 16..]).all(|&y| y == 0.0));
 }
 
 #[test]
 fn large_scores_do_not_overflow() {
     check([1, 40, 40, 1, 2, 16], &AttentionMask::Full, 40.0);
-}
-
-#[test]
-fn runs_gather_segments_of_one_length() {
-    let run = |start, segments, len| SegmentRun { start, segments, len };
-    assert_eq!(runs(&[0, 4, 8, 12]), [run(0, 3, 4)]);
-    assert_eq!(runs(&[0, 4, 4, 8, 10]), [run(0, 2, 4), run(8, 1, 2)]);
 }

@@ -1,6 +1,6 @@
 //! Rotary embedding and attention on an accelerator.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous,
     tensor::CubeTensor,
@@ -8,11 +8,15 @@ use burn_cubecl::{
 use half::{bf16, f16};
 
 use super::{
-    flash,
+    flash::{self, AttentionInputs, AttentionPull},
     launch::{floats, strided_floats, wrapped},
     rotary, scores,
 };
-use crate::kernels::{AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, blockwise};
+use crate::kernels::{
+    AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
+    blockwise::{self, TiledInputs},
+    segments,
+};
 
 impl<R, F, I, BT> AttentionOps for CubeBackend<R, F, I, BT>
 where
@@ -66,10 +70,10 @@ where
     }
 
     fn attention_inputs(inputs_bshk: [Tensor<Self, 4>; 3], mask: &AttentionMask) -> [Tensor<Self, 4>; 3] {
+        let as_they_are = mask.segments().is_some() || flash::fuses(&inputs_bshk[0]);
         let inputs = inputs_bshk.map(strided_floats);
         // The kernel works in pairs along a head: attention copies what is odd.
         let is_odd = !inputs.iter().all(rotary::has_pairs);
-        let as_they_are = mask.segments().is_some() || flash::fuses(&inputs[0]);
         if is_odd || as_they_are || inputs.iter().all(scores::lies_by_head) {
             return inputs.map(wrapped);
         }
@@ -94,8 +98,15 @@ where
         mask: &AttentionMask,
         scale: f64,
     ) -> AttentionOutput<Self> {
-        let [q_bshk, k_bshk, v_bshk] = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
-        blockwise::attention(q_bshk, k_bshk, v_bshk, mask, scale)
+        let inputs_bshk = Self::attention_inputs([q_bshk, k_bshk, v_bshk], mask);
+        let fuses = flash::fuses(&inputs_bshk[0]);
+        segments::attention(inputs_bshk, mask, |inputs_bshk, mask| {
+            if !fuses {
+                return blockwise::attention(TiledInputs::new(inputs_bshk, scale), mask);
+            }
+            let [out, lse] = flash::attention(attending(inputs_bshk, mask, scale));
+            AttentionOutput { out_bshk: wrapped(out), lse_bsh: Some(wrapped(lse)) }
+        })
     }
 
     fn attention_backward(
@@ -104,6 +115,29 @@ where
         scale: f64,
         dout_bshk: Tensor<Self, 4>,
     ) -> [Tensor<Self, 4>; 3] {
-        blockwise::attention_backward(saved, mask, scale, dout_bshk)
+        let fuses = flash::fuses(&saved.q_bshk);
+        segments::gradients(saved, mask, dout_bshk, |saved, mask, dout_bshk| {
+            let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
+            let inputs_bshk = [q_bshk, k_bshk, v_bshk];
+            if !fuses {
+                return blockwise::gradients(TiledInputs::new(inputs_bshk, scale), output, mask, dout_bshk);
+            }
+            let lse_bsh = floats(output.lse());
+            let [dout_bshk, out_bshk] = [dout_bshk, output.out_bshk].map(strided_floats);
+            let pull = AttentionPull { dout_bshk, out_bshk, lse_bsh };
+            flash::gradients(attending(inputs_bshk, mask, scale), pull).map(wrapped)
+        })
     }
+}
+
+/// What one kernel attends with.
+fn attending<B, R>(inputs_bshk: [Tensor<B, 4>; 3], mask: &AttentionMask, scale: f64) -> AttentionInputs<R>
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let bounds = blockwise::bounds(mask, inputs_bshk[1].dims()[1], &inputs_bshk[0]);
+    let ([q_bshk, k_bshk, v_bshk], bounds) =
+        (inputs_bshk.map(strided_floats), bounds.map(scores::whole_numbers));
+    AttentionInputs { q_bshk, k_bshk, v_bshk, bounds, causal: mask.is_causal_batch(), scale }
 }

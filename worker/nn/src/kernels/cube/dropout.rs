@@ -1,24 +1,39 @@
 //! Dropout on the input of a low-rank update: the words of [`dropout`](crate::kernels::dropout), computed
 //! where they are used.
 
-use burn::tensor::backend::Backend;
-use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
+use burn::tensor::{DType, backend::Backend};
+use burn_cubecl::{CubeElement, CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::prelude::*;
+use half::{bf16, f16};
 
-use super::launch::{by_element, empty_like, len, vector, width};
+use super::launch::{by_element, empty, len, vector, width};
 use crate::kernels::dropout::{Dropout, FIRST, SECOND, STRIDE, scale, threshold};
 
-/// `x [n, i]` with the dropped elements zero and all others scaled up.
+/// `x [n, i]`, contiguous, with the dropped elements zero and all others scaled up, in its own type.
 pub fn dropped<B, R>(x: CubeTensor<R>, dropout: &Dropout<B>) -> CubeTensor<R>
 where
     B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>, Device = R::Device>,
     R: CubeRuntime,
 {
     let words = into_contiguous(dropout.rows.words_on(&x.device).into_primitive());
-    let (y, client, lanes) = (empty_like(&x), x.client.clone(), vector(width(&x)));
+    match x.dtype {
+        DType::BF16 => launch::<R, bf16>(x, words, dropout.module, dropout.rate),
+        DType::F16 => launch::<R, f16>(x, words, dropout.module, dropout.rate),
+        _ => launch::<R, f32>(x, words, dropout.module, dropout.rate),
+    }
+}
+
+fn launch<R: CubeRuntime, F: CubeElement + Float>(
+    x: CubeTensor<R>,
+    words: CubeTensor<R>,
+    module: u64,
+    rate: f64,
+) -> CubeTensor<R> {
+    let (y, client, lanes) =
+        (empty(&x, x.meta.shape().clone(), x.dtype), x.client.clone(), vector(width(&x)));
     let vectors = width(&x) / lanes;
     let (count, dim) = by_element(len(&x) / lanes);
-    dropped_kernel::launch::<R>(
+    dropped_kernel::launch::<F, R>(
         &client,
         count,
         dim,
@@ -27,19 +42,19 @@ where
         words.into_array_arg(),
         y.clone().into_array_arg(),
         vectors as u32,
-        dropout.module as u32,
-        (dropout.module >> 32) as u32,
-        threshold(dropout.rate),
-        scale(dropout.rate),
+        module as u32,
+        (module >> 32) as u32,
+        threshold(rate),
+        scale(rate),
     );
     y
 }
 
 #[cube(launch)]
-fn dropped_kernel<N: Size>(
-    x: &Array<Vector<f32, N>>,
+fn dropped_kernel<N: Size, F: Float>(
+    x: &Array<Vector<F, N>>,
     words: &Array<u32>,
-    y: &mut Array<Vector<f32, N>>,
+    y: &mut Array<Vector<F, N>>,
     vectors: u32,
     module_low: u32,
     module_high: u32,
@@ -51,7 +66,7 @@ fn dropped_kernel<N: Size>(
         let low = hashed(words[2 * row] ^ module_low, 0u32);
         let high = hashed(words[2 * row + 1] ^ module_high, low);
         let first = at * N::value();
-        let value = x[ABSOLUTE_POS];
+        let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
         let mut kept = Vector::<f32, N>::new(0.0);
         #[unroll]
         for lane in 0..N::value() {
@@ -60,7 +75,7 @@ fn dropped_kernel<N: Size>(
                 kept[lane] = value[lane] * scale;
             }
         }
-        y[ABSOLUTE_POS] = kept;
+        y[ABSOLUTE_POS] = Vector::cast_from(kept);
     }
 }
 

@@ -12,16 +12,15 @@
 //! Nothing is added up by two cubes: results repeat to the bit.
 //!
 //! What this module does not do: models of float32 and float16, other widths of heads than
-//! [`blockwise::may_fuse`] says, and devices without these instructions or the shared memory. [`fuses`] is
-//! false there, and [`blockwise`] attends in tiles. Attention with something added to its scores is products,
-//! too.
+//! [`may_fuse`] says, and devices without these instructions or the shared memory. [`fuses`] is false there,
+//! and `blockwise` attends in tiles. Attention with something added to its scores is products, too.
 
 mod backward;
 mod forward;
 mod place;
 mod tile;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor, backend::Backend};
 use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
 use cubecl::{
     features::MmaConfig,
@@ -35,8 +34,8 @@ use self::{
     place::{SizesLaunch, Strides, StridesLaunch},
     tile::{Input, OTHERS, OWN, PIECE, UNITS},
 };
-use super::launch::{elements, empty};
-use crate::kernels::{blockwise, precision};
+use super::launch::{elements, empty, primitive};
+use crate::kernels::attention_ops::may_fuse;
 
 /// What attention reads, all of float32 and each by its strides.
 pub struct AttentionInputs<R: CubeRuntime> {
@@ -65,17 +64,21 @@ pub struct AttentionPull<R: CubeRuntime> {
 }
 
 /// Whether these kernels attend with such queries.
-pub fn fuses<R: CubeRuntime>(q_bshk: &CubeTensor<R>) -> bool {
-    let [_, _, _, dim] = q_bshk.meta.shape().dims();
-    let properties = q_bshk.client.properties();
+pub fn fuses<B, R>(q_bshk: &Tensor<B, 4>) -> bool
+where
+    B: Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    R: CubeRuntime,
+{
+    let [_, _, _, dim] = q_bshk.dims();
+    let client = primitive(q_bshk.clone()).client;
+    let properties = client.properties();
     let (hardware, products) = (&properties.hardware, &properties.features.matmul);
     let float = |kind| StorageType::Scalar(ElemType::Float(kind));
     let (half, sums) = (float(FloatKind::BF16), float(FloatKind::F32));
     let instruction = MmaConfig { a_type: half, b_type: half, cd_type: sums, m: 16, n: 8, k: 16 };
     // Of heads of 256 it is all that GPUs of compute capability 8.6 and 8.9 have.
     let tiles = 2 * size_of::<bf16>() * (OWN + OTHERS) * (dim + PIECE);
-    precision::may_halve()
-        && blockwise::may_fuse(dim)
+    may_fuse(dim)
         && products.mma.contains(&instruction)
         && products.ldmatrix.contains(&half)
         && [hardware.plane_size_min, hardware.plane_size_max] == [OTHERS as u32; 2]

@@ -1,14 +1,14 @@
 //! Linear layers on accelerators: products, and the kernels around them (`low_rank`, `pointwise`).
 
 use burn::tensor::{DType, Tensor};
-use burn_cubecl::{CubeRuntime, kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeRuntime, tensor::CubeTensor};
 
 use super::{
     dropout,
-    launch::{floats, primitive, wrapped},
+    launch::{contiguous_as, floats, primitive, wrapped},
     low_rank::{self, Factor, Reduction},
     pointwise::{self, Finish},
-    product::product_finished,
+    product::{product, product_finished},
 };
 use crate::kernels::{
     LinearLayer, LinearOps, LowRank, LowRankGradients, LowRankSaved, ModelBackend, Residual, Weight,
@@ -109,27 +109,22 @@ where
 {
     let [a, b] = [&update.a_ri, &update.b_or].map(|factor| floats(factor.clone()));
     let w = primitive(w_oi.into_tensor(&x_ni.device()).transpose());
-    if let Some(dropout) = &update.dropout {
-        let x = floats(x_ni);
-        let read = dropout::dropped(x.clone(), dropout);
-        let mut made = low_rank::reduced(read, vec![(Factor::a(a), update.scale)], None, DType::F32);
-        let down = made.downs.remove(0);
-        let y = primitive(rounded_like(wrapped::<B, R, 2>(x), wrapped(w)));
-        return (wrapped(low_rank::added(y, down.clone(), Factor::b(b), finish)), wrapped(down));
-    }
-    let x: CubeTensor<R> = as_read(x_ni, w.dtype);
+    let x: CubeTensor<R> = as_read(x_ni, w.dtype, update);
+    let read = update.dropout.as_ref().map(|dropout| dropout::dropped(x.clone(), dropout));
     let (m, raising, factor, dtype) = (Factor::a(a), Factor::b(b), update.scale, x.dtype);
-    let made = low_rank::applied(x, w, Reduction { m, raising, factor, dtype }, finish);
+    let made = low_rank::applied(x, w, Reduction { read, m, raising, factor, dtype }, finish);
     (wrapped(made.y), wrapped(made.down))
 }
 
-/// An input as a layer reads it: of the weight's type if it is so already, and else float32.
-fn as_read<B, R>(x_ni: Tensor<B, 2>, weight: DType) -> CubeTensor<R>
+/// An input as a layer reads it: of the weight's type if it is so already, or if what dropout leaves of it is
+/// written anyway; and else float32.
+fn as_read<B, R>(x_ni: Tensor<B, 2>, weight: DType, update: &LowRank<B>) -> CubeTensor<R>
 where
     B: ModelBackend<FloatTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
 {
-    if x_ni.dtype() == weight { into_contiguous(primitive(x_ni)) } else { floats(x_ni) }
+    let narrows = x_ni.dtype() == weight || update.dropout.is_some();
+    if narrows { contiguous_as(primitive(x_ni), weight) } else { floats(x_ni) }
 }
 
 /// Gradients of a layer with an update; that of its input is made, and finished, if it says how.
@@ -144,49 +139,41 @@ where
 {
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
     let (weight, device) = (w_oi.dtype().unwrap_or(DType::F32), x_ni.device());
-    let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
-    if let Some(dropout) = &update.dropout {
-        let mut made = low_rank::reduced(dy.clone(), vec![(Factor::b(b), update.scale)], None, DType::F32);
-        let ddown_nr: Tensor<B, 2> = wrapped(made.downs.remove(0));
-        let dx_ni = dx.map(|finish| {
-            let low = floats(B::product(ddown_nr.clone(), wrapped(a)));
-            let more_no = Some(dropout::dropped(low, dropout));
-            let dense = finished(
-                wrapped::<B, R, 2>(dy.clone()),
-                w_oi.into_tensor(&device),
-                Finish { more_no, ..Finish::default() },
-            );
-            wrapped(pointwise::finished(primitive(dense), finish))
-        });
-        let read_ni = wrapped(dropout::dropped(floats(x_ni), dropout));
-        return LowRankGradients {
-            dx_ni,
-            da_ri: B::linear_weight_gradient(ddown_nr, read_ni),
-            db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
-        };
-    }
     // Of the input's type, as `down` is: what gradients are made of has one.
-    let x = as_read::<B, R>(x_ni, weight);
+    let x = as_read::<B, R>(x_ni, weight, &update);
+    let (dy, a, b) = (floats(dy_no), floats(update.a_ri), floats(update.b_or));
     let (dtype, narrow) = (x.dtype, low_rank::narrow(weight));
-    let (dx_ni, ddown_nr, rounded) = match dx {
-        Some(finish) => {
+    let w = || primitive(w_oi.clone().into_tensor(&device));
+    let (dx_ni, ddown, rounded) = match (dx, &update.dropout) {
+        (Some(finish), None) => {
             let (m, raising, factor) = (Factor::b(b), Factor::a(a), update.scale);
-            let reduction = Reduction { m, raising, factor, dtype };
-            let w = primitive(w_oi.into_tensor(&device));
-            let made = low_rank::applied(dy.clone(), w, reduction, finish);
-            (Some(wrapped(made.y)), wrapped(made.down), made.x)
+            let reduction = Reduction { read: None, m, raising, factor, dtype };
+            let made = low_rank::applied(dy.clone(), w(), reduction, finish);
+            (Some(made.y), made.down, made.x)
         }
-        None => {
+        (dx, dropout) => {
             let narrow = narrow.filter(|narrow| *narrow == dtype);
             let ms = vec![(Factor::b(b), update.scale)];
             let mut made = low_rank::reduced(dy.clone(), ms, narrow, dtype);
-            (None, wrapped(made.downs.remove(0)), made.x)
+            let ddown = made.downs.remove(0);
+            let dx = dx.zip(dropout.as_ref()).map(|(finish, dropout)| {
+                // Of what was dropped no gradient comes back this way.
+                let low = product(ddown.clone(), contiguous_as(a, dtype));
+                let more_no = Some(dropout::dropped(low, dropout));
+                let dense = product_finished(made.x.clone(), w(), Finish { more_no, ..Finish::default() });
+                pointwise::finished(dense, finish)
+            });
+            (dx, ddown, made.x)
         }
     };
     let dy = if dtype == DType::F32 { dy } else { rounded };
+    let x = match &update.dropout {
+        Some(dropout) => dropout::dropped(x, dropout),
+        None => x,
+    };
     LowRankGradients {
-        dx_ni,
-        da_ri: B::linear_weight_gradient(ddown_nr, wrapped(x)),
+        dx_ni: dx_ni.map(wrapped),
+        da_ri: B::linear_weight_gradient(wrapped(ddown), wrapped(x)),
         db_or: B::linear_weight_gradient(wrapped(dy), down_nr),
     }
 }

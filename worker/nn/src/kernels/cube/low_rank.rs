@@ -8,12 +8,12 @@
 //!
 //! Forward `m` is `a^T` and `m'` is `b^T`; backward they are `b` and `a`. Sums are float32 and products
 //! exact, whatever tensor cores round. That is for ranks of 8, 16, 32 and 64, and sides of whole vectors. All
-//! others are products of their own ([`product`]), which may round. A library of products, where there is
-//! one, is faster at most of what is of half precision ([`halves`]).
+//! others are products of their own ([`product`]), which may round.
 //!
 //! Where the layer's input is of half precision already, so is `x m`, as under autocast: what gradients are
-//! made of has one type then. Layers that are joined (`joined`) have one launch of each kernel for all of
-//! their updates: what they reduce lies side by side, and each raises its own columns.
+//! made of has one type then. There a library of products, where there is one, does most of both
+//! ([`halves`]). Layers that are joined (`joined`) have one launch of each kernel for all of their updates:
+//! what they reduce lies side by side, and each raises its own columns.
 
 mod factor;
 mod halves;
@@ -43,6 +43,8 @@ pub struct LowRankProduct<R: CubeRuntime> {
 
 /// What an update does to the input of a product.
 pub struct Reduction<R: CubeRuntime> {
+    /// What it reads in the place of the input, which is of the weight's type: what dropout leaves of it.
+    pub read: Option<CubeTensor<R>>,
     /// Reduces it.
     pub m: Factor<R>,
     /// Raises that to the output.
@@ -60,8 +62,12 @@ pub fn applied<R: CubeRuntime>(
     update: Reduction<R>,
     finish: Finish<R>,
 ) -> LowRankProduct<R> {
-    let Reduction { m, raising, factor, dtype } = update;
-    let LowRankReduction { mut downs, x } = reduced(x, vec![(m, factor)], narrow(w.dtype), dtype);
+    let Reduction { read, m, raising, factor, dtype } = update;
+    let ms = vec![(m, factor)];
+    let LowRankReduction { mut downs, x } = match read {
+        Some(read) => LowRankReduction { x, ..reduced(read, ms, None, dtype) },
+        None => reduced(x, ms, narrow(w.dtype), dtype),
+    };
     let down = downs.remove(0);
     let y = product(x.clone(), w);
     LowRankProduct { y: added(y, down.clone(), raising, finish), down, x }
@@ -127,6 +133,14 @@ pub fn reduced<R: CubeRuntime>(
             None => x,
         };
         return LowRankReduction { downs, x };
+    }
+    // What is still to be rounded our kernel reads once, and a library would read twice.
+    if narrow.is_none_or(|dtype| x.dtype == dtype)
+        && down == x.dtype
+        && ms.len() == 1
+        && let Some(down) = halves::reduced(&x, &ms)
+    {
+        return LowRankReduction { downs: vec![down], x };
     }
     let rank = ms[0].0.rank();
     let rows = len(&x) / width(&x);

@@ -30,7 +30,7 @@
 //! |---|---|
 //! | products with a bfloat16 weight | bfloat16 inputs, float32 sums and results; no copy of the weight |
 //! | products with a weight of few bits | the same with a copy in bfloat16, which is gone after the product |
-//! | LoRA beside a product | usual ranks: float32 on plain cores, in the passes around it |
+//! | LoRA beside a product | of half precision: the library; else sums in float32 on plain cores |
 //! | products of float32 alone | exact under a float32 model, else as [`precision`](super::precision) says |
 //! | attention | bfloat16 models: `flash`, where it can; else [`blockwise`](super::blockwise), in tiles |
 //!
@@ -43,7 +43,7 @@
 mod attention_ops;
 mod bring;
 mod dropout;
-mod flash;
+pub mod flash;
 mod flat;
 mod flat_ops;
 mod joined;

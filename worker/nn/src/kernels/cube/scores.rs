@@ -4,21 +4,15 @@
 //! `h` and `n` queries of the tile. What is known of a query (`lse`, `delta`) is ordered `[b, n, h, g]`, as
 //! attention's inputs are.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, backend::Backend};
 use burn_cubecl::{
     BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement, kernel::into_contiguous, ops::permute,
     tensor::CubeTensor,
 };
 use cubecl::{prelude::*, zspace::metadata::Metadata};
 
-use super::{
-    flash::{self, AttentionInputs, AttentionPull},
-    launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, strided_floats, width, wrapped},
-};
-use crate::kernels::{
-    AttentionOutput,
-    blockwise::{Keys, OUT, Scores},
-};
+use super::launch::{by_row, cube_max, cube_sum, empty, floats, len, primitive, width, wrapped};
+use crate::kernels::blockwise::{Keys, OUT, Scores};
 
 impl<R, F, I, BT> Scores for CubeBackend<R, F, I, BT>
 where
@@ -27,27 +21,6 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    fn fuses(q_bshk: &Tensor<Self, 4>) -> bool {
-        flash::fuses(&primitive(q_bshk.clone()))
-    }
-
-    fn fused(inputs_bshk: [Tensor<Self, 4>; 3], seen: &Keys<Self>) -> AttentionOutput<Self> {
-        let [out, lse] = flash::attention(attending(inputs_bshk, seen));
-        AttentionOutput { out_bshk: wrapped(out), lse_bsh: Some(wrapped(lse)) }
-    }
-
-    fn fused_gradients(
-        inputs_bshk: [Tensor<Self, 4>; 3],
-        output: AttentionOutput<Self>,
-        dout_bshk: Tensor<Self, 4>,
-        seen: &Keys<Self>,
-    ) -> [Tensor<Self, 4>; 3] {
-        let [dout_bshk, out_bshk] = [dout_bshk, output.out_bshk].map(strided_floats);
-        let lse_bsh = floats(output.lse_bsh.expect("left by the forward pass"));
-        let pull = AttentionPull { dout_bshk, out_bshk, lse_bsh };
-        flash::gradients(attending(inputs_bshk, seen), pull).map(wrapped)
-    }
-
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let [batch, heads, _, _] = scores.dims();
         let scores = floats(scores);
@@ -105,25 +78,12 @@ where
         wrapped(if as_it_is { x_bhsk } else { into_contiguous(x_bhsk) })
     }
 
-    fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
-        let [_, _, heads, dim] = x_1shk.dims();
-        let part = primitive(x_1shk.narrow(1, start, segments * len));
-        let [_, of_token, of_head, of_element] = [0, 1, 2, 3].map(|axis| part.meta.strides()[axis]);
-        let metadata =
-            Metadata::new([segments, len, heads, dim], [len * of_token, of_token, of_head, of_element]);
-        wrapped(CubeTensor::new(part.client, part.handle, metadata, part.device, part.dtype))
-    }
-
-    fn dots(
-        x_bshk: Tensor<Self, 4>,
-        y_bshk: Tensor<Self, 4>,
-        cut: bool,
-    ) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
+    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
         let [batch, tokens, heads, dim] = x_bshk.dims();
         let (x, y) = (floats(x_bshk), floats(y_bshk));
         let (sums, client) = (empty(&x, [batch, tokens, heads].into(), DType::F32), x.client.clone());
         let (count, cube) = by_row(&x, batch * tokens * heads, dim);
-        let transposes = !cut && heads > 1;
+        let transposes = heads > 1;
         // What is not asked for is never written.
         let by_head =
             if transposes { empty(&x, [batch, heads, tokens, dim].into(), DType::F32) } else { x.clone() };
@@ -143,6 +103,15 @@ where
         let by_head = if transposes { permute(by_head, &[0, 2, 1, 3]) } else { by_head };
         (wrapped(sums), wrapped(by_head))
     }
+
+    fn by_segment(x_1shk: Tensor<Self, 4>, start: usize, [segments, len]: [usize; 2]) -> Tensor<Self, 4> {
+        let [_, _, heads, dim] = x_1shk.dims();
+        let part = primitive(x_1shk.narrow(1, start, segments * len));
+        let [_, of_token, of_head, of_element] = [0, 1, 2, 3].map(|axis| part.meta.strides()[axis]);
+        let metadata =
+            Metadata::new([segments, len, heads, dim], [len * of_token, of_token, of_head, of_element]);
+        wrapped(CubeTensor::new(part.client, part.handle, metadata, part.device, part.dtype))
+    }
 }
 
 /// Whether the memory of `[b, s, h, k]` is that of `[b, h, s, k]`, or there is one head.
@@ -151,21 +120,6 @@ pub fn lies_by_head<R: CubeRuntime>(x_bshk: &CubeTensor<R>) -> bool {
     let rows = strides[1] == dim && strides[3] == 1;
     let dense = strides[2] == tokens * dim && (batch == 1 || strides[0] == heads * strides[2]);
     heads == 1 || rows && dense
-}
-
-fn attending<R, F, I, BT>(
-    inputs_bshk: [Tensor<CubeBackend<R, F, I, BT>, 4>; 3],
-    seen: &Keys<CubeBackend<R, F, I, BT>>,
-) -> AttentionInputs<R>
-where
-    R: CubeRuntime,
-    F: FloatElement,
-    I: IntElement,
-    BT: BoolElement,
-{
-    let ([q_bshk, k_bshk, v_bshk], bounds) =
-        (inputs_bshk.map(strided_floats), seen.bounds.clone().map(whole_numbers));
-    AttentionInputs { q_bshk, k_bshk, v_bshk, bounds, causal: seen.causal, scale: seen.scale }
 }
 
 /// Turns `scores` into weights; `lse` is written if these are `fresh`, read if they are made again.
@@ -184,11 +138,8 @@ fn run<R, F, I, BT>(
     let keys = width(scores);
     let (count, dim) = by_row(scores, len(scores) / keys, keys);
     let masked = seen.bounds.is_some();
-    let bounds = match &seen.bounds {
-        Some(bounds) => whole_numbers(bounds.clone()),
-        // What is absent is never read; of another type it would be a kernel of its own.
-        None => lse.clone(),
-    };
+    // What is absent is never read; of another type it would be a kernel of its own.
+    let bounds = seen.bounds.clone().map_or_else(|| lse.clone(), whole_numbers);
     weigh_kernel::launch::<R>(
         &scores.client,
         count,
@@ -209,12 +160,11 @@ fn run<R, F, I, BT>(
     );
 }
 
-fn whole_numbers<R, F, I, BT, const D: usize>(x: Tensor<CubeBackend<R, F, I, BT>, D, Int>) -> CubeTensor<R>
+/// Integers as kernels read them.
+pub fn whole_numbers<B, R, const D: usize>(x: Tensor<B, D, Int>) -> CubeTensor<R>
 where
+    B: Backend<IntTensorPrimitive = CubeTensor<R>>,
     R: CubeRuntime,
-    F: FloatElement,
-    I: IntElement,
-    BT: BoolElement,
 {
     into_contiguous(x.cast(DType::I32).into_primitive())
 }

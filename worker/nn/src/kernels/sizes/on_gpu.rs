@@ -21,9 +21,10 @@ use super::{
 use crate::kernels::{
     AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, JoinedGradients, JoinedLayers, JoinedSaved,
     LinearOps, LowRank, LowRankGradients, LowRankSaved, Weight,
-    blockwise::{self, Keys, Scores},
+    attention_ops::may_fuse,
+    blockwise::{self, Keys, Scores, TiledInputs},
     packed::PackedMatrix,
-    precision,
+    segments,
     weight::packed_dims,
 };
 
@@ -92,6 +93,14 @@ fn low(x: &Tensor<Sizes, 2>, [rows, width, rank]: [usize; 3], dtype: DType) -> T
     Fusion::new([raw(x.clone())]).makes_in([rows, rank], dtype).computes(flops).one()
 }
 
+/// What dropout leaves of rows.
+fn kept(x: &Tensor<Sizes, 2>, update: &LowRank<Sizes>) -> Tensor<Sizes, 2> {
+    match update.dropout {
+        Some(_) => Fusion::new([raw(x.clone())]).makes_in(x.dims(), x.dtype()).one(),
+        None => x.clone(),
+    }
+}
+
 /// See [`LinearOps::lora_linear_saving`].
 pub(super) fn lora_linear(
     x_ni: Tensor<Sizes, 2>,
@@ -101,8 +110,9 @@ pub(super) fn lora_linear(
 ) -> (Tensor<Sizes, 2>, Tensor<Sizes, 2>) {
     let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
     let w_oi = w_oi.into_tensor(&x_ni.device());
-    let x_ni = if w_oi.dtype() == x_ni.dtype() { x_ni } else { as_type(x_ni, DType::F32) };
-    let down_nr = low(&x_ni, [rows, inputs, rank], x_ni.dtype());
+    let narrows = w_oi.dtype() == x_ni.dtype() || update.dropout.is_some();
+    let x_ni = as_type(x_ni, if narrows { w_oi.dtype() } else { DType::F32 });
+    let down_nr = low(&kept(&x_ni, update), [rows, inputs, rank], x_ni.dtype());
     let y_no = product(rounded_like(x_ni, w_oi.dtype()), w_oi, [rows, inputs, outputs], outputs);
     let raised = Fusion::new([raw(down_nr.clone()), raw(y_no)]).makes([rows, outputs]);
     let y_no = next(&mut raised.computes(products::linear([rows, rank, outputs])).named("changed"));
@@ -118,21 +128,28 @@ pub(super) fn lora_linear_backward(
     let LowRankSaved { x_ni, down_nr, w_oi, update } = saved;
     let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
     let (weight, device) = (multiplied_in(&w_oi), dy_no.device());
-    let dtype = if weight == x_ni.dtype() { weight } else { DType::F32 };
-    let dy_no = as_type(dy_no, DType::F32);
+    let narrows = weight == x_ni.dtype() || update.dropout.is_some();
+    let dtype = if narrows { weight } else { DType::F32 };
+    let (x_ni, dy_no) = (as_type(x_ni, dtype), as_type(dy_no, DType::F32));
     let ddown_nr = low(&dy_no, [rows, outputs, rank], dtype);
     let narrow_no =
         if wants_dx || dtype != DType::F32 { rounded_like(dy_no.clone(), weight) } else { dy_no.clone() };
     let dx_ni = wants_dx.then(|| {
         let w_oi = w_oi.into_tensor(&device);
+        // Dropped as the input was, and so made before it is added.
+        let more_ni = update.dropout.is_some().then(|| {
+            let low_ni = Fusion::new([raw(ddown_nr.clone())]).makes([rows, inputs]).one::<2>();
+            kept(&low_ni, &update)
+        });
         let dx_ni = product(narrow_no.clone(), w_oi, [rows, inputs, outputs], inputs);
+        drop(more_ni);
         let raised = Fusion::new([raw(ddown_nr.clone()), raw(dx_ni)]).makes([rows, inputs]);
         next(&mut raised.computes(products::linear([rows, rank, inputs])).named("changed"))
     });
     let dy_no = if dtype == DType::F32 { dy_no } else { narrow_no };
     LowRankGradients {
         dx_ni,
-        da_ri: Sizes::linear_weight_gradient(ddown_nr, x_ni),
+        da_ri: Sizes::linear_weight_gradient(ddown_nr, kept(&x_ni, &update)),
         db_or: Sizes::linear_weight_gradient(dy_no, down_nr),
     }
 }
@@ -240,7 +257,11 @@ pub(super) fn attention(
     let products = products::scores(mask, [b, queries, k_bshk.dims()[1]]) * (heads * width) as u64;
     let client = raw(q_bshk.clone()).client.clone();
     let before = client.ledger().flops;
-    let output = blockwise::attention(q_bshk, k_bshk, v_bshk, mask, scale);
+    let output =
+        segments::attention([q_bshk, k_bshk, v_bshk], mask, |inputs_bshk, mask| match may_fuse(width) {
+            true => attend_fused(inputs_bshk),
+            false => blockwise::attention(TiledInputs::new(inputs_bshk, scale), mask),
+        });
     // Counted is what has to be computed, whatever a tile computes in vain.
     client.ledger().flops = before + 4 * products;
     output
@@ -257,37 +278,38 @@ pub(super) fn attention_backward(
     let products = products::scores(mask, [b, queries, saved.k_bshk.dims()[1]]) * (heads * width) as u64;
     let client = raw(dout_bshk.clone()).client.clone();
     let before = client.ledger().flops;
-    let gradients = blockwise::attention_backward(saved, mask, scale, dout_bshk);
+    let gradients = segments::gradients(saved, mask, dout_bshk, |saved, mask, dout_bshk| {
+        let AttentionSaved { q_bshk, k_bshk, v_bshk, output } = saved;
+        let inputs_bshk = [q_bshk, k_bshk, v_bshk];
+        match may_fuse(width) {
+            true => pull_fused(inputs_bshk, output, dout_bshk),
+            false => blockwise::gradients(TiledInputs::new(inputs_bshk, scale), output, mask, dout_bshk),
+        }
+    });
     client.ledger().flops = before + 10 * products;
     gradients
 }
 
+fn attend_fused(inputs_bshk: [Tensor<Sizes, 4>; 3]) -> AttentionOutput<Sizes> {
+    let shape @ [batch, queries, heads, _] = inputs_bshk[0].dims();
+    let mut made = Fusion::new(inputs_bshk.map(raw)).makes(shape).makes([batch, queries, heads]).run();
+    AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
+}
+
+fn pull_fused(
+    inputs_bshk: [Tensor<Sizes, 4>; 3],
+    output: AttentionOutput<Sizes>,
+    dout_bshk: Tensor<Sizes, 4>,
+) -> [Tensor<Sizes, 4>; 3] {
+    let [q, k, v] = inputs_bshk.each_ref().map(Tensor::dims);
+    let read = [raw(output.out_bshk), raw(dout_bshk)];
+    let fused = Fusion::new(inputs_bshk.map(raw)).and(read).and(output.lse_bsh.map(raw));
+    let [batch, queries, heads, _] = q;
+    let mut made = fused.makes(q).makes(k).makes(v).beside(batch * queries * heads).run();
+    [next(&mut made), next(&mut made), next(&mut made)]
+}
+
 impl Scores for Sizes {
-    fn fuses(q_bshk: &Tensor<Self, 4>) -> bool {
-        precision::may_halve() && blockwise::may_fuse(q_bshk.dims()[3])
-    }
-
-    fn fused(inputs_bshk: [Tensor<Self, 4>; 3], _seen: &Keys<Self>) -> AttentionOutput<Self> {
-        let shape @ [batch, queries, heads, _] = inputs_bshk[0].dims();
-        let made = Fusion::new(inputs_bshk.map(raw)).makes(shape).makes([batch, queries, heads]);
-        let mut made = made.run();
-        AttentionOutput { out_bshk: next(&mut made), lse_bsh: Some(next(&mut made)) }
-    }
-
-    fn fused_gradients(
-        inputs_bshk: [Tensor<Self, 4>; 3],
-        output: AttentionOutput<Self>,
-        dout_bshk: Tensor<Self, 4>,
-        _seen: &Keys<Self>,
-    ) -> [Tensor<Self, 4>; 3] {
-        let [q, k, v] = inputs_bshk.each_ref().map(Tensor::dims);
-        let read = [raw(output.out_bshk), raw(dout_bshk)];
-        let fused = Fusion::new(inputs_bshk.map(raw)).and(read).and(output.lse_bsh.map(raw));
-        let [batch, queries, heads, _] = q;
-        let mut made = fused.makes(q).makes(k).makes(v).beside(batch * queries * heads).run();
-        [next(&mut made), next(&mut made), next(&mut made)]
-    }
-
     fn weigh(scores: Tensor<Self, 4>, seen: &Keys<Self>) -> (Tensor<Self, 4>, Tensor<Self, 3>) {
         let (shape, [batch, heads, _, _]) = (scores.dims(), scores.dims());
         let lse_bnh =
@@ -311,14 +333,10 @@ impl Scores for Sizes {
         next(&mut fused.makes(shape).named("changed"))
     }
 
-    fn dots(
-        x_bshk: Tensor<Self, 4>,
-        y_bshk: Tensor<Self, 4>,
-        cut: bool,
-    ) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
+    fn dots(x_bshk: Tensor<Self, 4>, y_bshk: Tensor<Self, 4>) -> (Tensor<Self, 3>, Tensor<Self, 4>) {
         let shape @ [batch, tokens, heads, _] = x_bshk.dims();
         let fused = Fusion::new([raw(x_bshk.clone()), raw(y_bshk)]).makes([batch, tokens, heads]);
-        if cut || heads == 1 {
+        if heads == 1 {
             return (fused.one(), x_bshk);
         }
         let mut made = fused.makes(shape).run();

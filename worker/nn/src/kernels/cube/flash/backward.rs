@@ -9,9 +9,9 @@ use cubecl::prelude::*;
 use half::bf16;
 
 use super::{
-    place::{CubeRows, Sizes, Strides, keys_seen, last_key},
+    place::{CubeRows, Sizes, Strides, Tokens, keys_seen, last_key},
     tile::{
-        COLUMNS, Input, OTHERS, OWN, Output, Rows, Sums, add_weighted, load_rows, own_column, own_row,
+        COLUMNS, Input, OTHERS, OWN, Output, PIECE, Rows, Sums, add_weighted, load_rows, own_column, own_row,
         row_sum, scores, tile, zeros,
     },
 };
@@ -44,11 +44,11 @@ pub fn query_gradients(
     let mut dout_tile = tile(OWN, dim);
     let mut k_tile = tile(OTHERS, dim);
     let mut v_tile = tile(OTHERS, dim);
-    let q_rows = strides.index(0usize).rows(cube.batch, cube.head, cube.first, queries);
-    load_rows(&mut q_tile, inputs.index(0usize), q_rows, OWN, dim);
-    let dout_rows = strides.index(3usize).rows(cube.batch, cube.head, cube.first, queries);
+    let own = cube.tokens(queries);
+    load_rows(&mut q_tile, inputs.index(0usize), strides.index(0usize).rows(own), OWN, dim);
+    let dout_rows = strides.index(3usize).rows(own);
     load_rows(&mut dout_tile, inputs.index(3usize), dout_rows, OWN, dim);
-    let out_rows = strides.index(4usize).rows(cube.batch, cube.head, cube.first, queries);
+    let out_rows = strides.index(4usize).rows(own);
 
     let mut lse_of = Array::<f32>::new(2usize);
     let mut delta_of = Array::<f32>::new(2usize);
@@ -66,40 +66,60 @@ pub fn query_gradients(
             }
         }
     }
+    let known = LaneQueries { first: cube.first, last, scale: sizes.scale, lse: lse_of, delta: delta_of };
     let mut sums = zeros(dim);
     let mut key = start;
     while key < last {
         sync_cube();
-        let rows = strides.index(1usize).rows(cube.batch, kv_head, key, last);
-        load_rows(&mut k_tile, inputs.index(1usize), rows, OTHERS, dim);
-        let rows = strides.index(2usize).rows(cube.batch, kv_head, key, last);
-        load_rows(&mut v_tile, inputs.index(2usize), rows, OTHERS, dim);
+        let keys = Tokens { batch: cube.batch, head: kv_head, first: key, end: last };
+        load_rows(&mut k_tile, inputs.index(1usize), strides.index(1usize).rows(keys), OTHERS, dim);
+        load_rows(&mut v_tile, inputs.index(2usize), strides.index(2usize).rows(keys), OTHERS, dim);
         sync_cube();
         let mut dscores = scores(&q_tile, &k_tile, dim);
         let dweights = scores(&dout_tile, &v_tile, dim);
-        #[unroll]
-        for half in 0..2usize {
-            let limit = last_key(last, cube.first + own_row() + 8 * half, causal);
-            #[unroll]
-            for n in 0..comptime!(OTHERS / COLUMNS) {
-                let mut pair = dscores.index(n)[half];
-                let dpair = dweights.index(n)[half];
-                #[unroll]
-                for i in 0..2usize {
-                    let mut weight = f32::new(0.0);
-                    if key + n * COLUMNS + own_column() + i < limit {
-                        weight = (pair[i] * sizes.scale - lse_of[half]).exp();
-                    }
-                    pair[i] = weight * (dpair[i] - delta_of[half]) * sizes.scale;
-                }
-                dscores.index_mut(n)[half] = pair;
-            }
-        }
+        known.pull(&mut dscores, &dweights, key, causal);
         add_weighted(&mut sums, &dscores, &k_tile, 0usize, dim);
         key += OTHERS;
     }
     let from = (cube.batch * queries * heads + cube.head) * dim;
     write(dq, &sums, from, heads * dim, cube.first, queries);
+}
+
+/// What a lane knows of its two queries.
+#[derive(CubeType)]
+struct LaneQueries {
+    /// The cube's first query.
+    first: usize,
+    /// No key from here on is seen.
+    last: usize,
+    scale: f32,
+    lse: Array<f32>,
+    delta: Array<f32>,
+}
+
+#[cube]
+impl LaneQueries {
+    /// Turns the scores of a tile of keys from `key` on into their gradients.
+    fn pull(&self, scores: &mut Sums, dweights: &Sums, key: usize, #[comptime] causal: bool) {
+        #[unroll]
+        for half in 0..2usize {
+            let limit = last_key(self.last, self.first + own_row() + 8 * half, causal);
+            #[unroll]
+            for n in 0..comptime!(OTHERS / COLUMNS) {
+                let mut pair = scores.index(n)[half];
+                let dpair = dweights.index(n)[half];
+                #[unroll]
+                for i in 0..2usize {
+                    let mut weight = f32::new(0.0);
+                    if key + n * COLUMNS + own_column() + i < limit {
+                        weight = (pair[i] * self.scale - self.lse[half]).exp();
+                    }
+                    pair[i] = weight * (dpair[i] - self.delta[half]) * self.scale;
+                }
+                scores.index_mut(n)[half] = pair;
+            }
+        }
+    }
 }
 
 /// `sum(x * y)` of a row of the cube, on each of its four lanes; `x` is rounded as products round it.
@@ -142,15 +162,15 @@ pub fn key_gradients(
     let part = CUBE_POS % parts;
     let cube = CubeRows::of(CUBE_POS / parts, keys, heads / group, false);
     let (start, end) = keys_seen(bounds, &cube, sizes, masked, false);
+    let seen = SeenKeys { first: cube.first, start, end };
 
     let mut k_tile = tile(OWN, dim);
     let mut v_tile = tile(OWN, dim);
     let mut q_tile = tile(OTHERS, dim);
     let mut dout_tile = tile(OTHERS, dim);
-    let rows = strides.index(1usize).rows(cube.batch, cube.head, cube.first, keys);
-    load_rows(&mut k_tile, inputs.index(1usize), rows, OWN, dim);
-    let rows = strides.index(2usize).rows(cube.batch, cube.head, cube.first, keys);
-    load_rows(&mut v_tile, inputs.index(2usize), rows, OWN, dim);
+    let own = cube.tokens(keys);
+    load_rows(&mut k_tile, inputs.index(1usize), strides.index(1usize).rows(own), OWN, dim);
+    load_rows(&mut v_tile, inputs.index(2usize), strides.index(2usize).rows(own), OWN, dim);
 
     let mut from = 0usize;
     if causal {
@@ -167,12 +187,10 @@ pub fn key_gradients(
         let mut query = from;
         while query < queries {
             sync_cube();
-            let rows = strides.index(0usize).rows(cube.batch, head, query, queries);
-            load_rows(&mut q_tile, inputs.index(0usize), rows, OTHERS, dim);
-            let rows = strides.index(3usize).rows(cube.batch, head, query, queries);
-            load_rows(&mut dout_tile, inputs.index(3usize), rows, OTHERS, dim);
+            let others = Tokens { batch: cube.batch, head, first: query, end: queries };
+            load_rows(&mut q_tile, inputs.index(0usize), strides.index(0usize).rows(others), OTHERS, dim);
+            load_rows(&mut dout_tile, inputs.index(3usize), strides.index(3usize).rows(others), OTHERS, dim);
             sync_cube();
-            // A query a lane.
             let mut lse_of = f32::new(0.0);
             let mut delta_of = f32::new(0.0);
             let own = query + UNIT_POS_PLANE as usize;
@@ -181,32 +199,11 @@ pub fn key_gradients(
                 lse_of = lse[row];
                 delta_of = delta[row];
             }
+            let known = TileQueries { first: query, scale: sizes.scale, lse: lse_of, delta: delta_of };
             let mut weights = scores(&k_tile, &q_tile, dim);
             let mut dscores = scores(&v_tile, &dout_tile, dim);
-            #[unroll]
-            for n in 0..comptime!(OTHERS / COLUMNS) {
-                #[unroll]
-                for i in 0..2usize {
-                    let column = n * COLUMNS + own_column() + i;
-                    let lse = plane_shuffle(lse_of, column as u32);
-                    let delta = plane_shuffle(delta_of, column as u32);
-                    #[unroll]
-                    for half in 0..2usize {
-                        let key = cube.first + own_row() + 8 * half;
-                        let mut pair = weights.index(n)[half];
-                        let mut dpair = dscores.index(n)[half];
-                        let mut weight = f32::new(0.0);
-                        if key >= start && key < last_key(end, query + column, causal) {
-                            weight = (pair[i] * sizes.scale - lse).exp();
-                        }
-                        pair[i] = weight;
-                        dpair[i] = weight * (dpair[i] - delta) * sizes.scale;
-                        weights.index_mut(n)[half] = pair;
-                        dscores.index_mut(n)[half] = dpair;
-                    }
-                }
-            }
-            let piece = part * comptime!(width / 8);
+            known.pull(&mut weights, &mut dscores, seen, causal);
+            let piece = part * comptime!(width / PIECE);
             add_weighted(&mut sum_dv, &weights, &dout_tile, piece, dim);
             add_weighted(&mut sum_dk, &dscores, &q_tile, piece, dim);
             query += OTHERS;
@@ -215,6 +212,54 @@ pub fn key_gradients(
     let from = (cube.batch * keys * cube.heads + cube.head) * dim + part * width;
     write(dk, &sum_dk, from, cube.heads * dim, cube.first, keys);
     write(dv, &sum_dv, from, cube.heads * dim, cube.first, keys);
+}
+
+/// The cube's keys, from `first` on; those from `start` on and before `end` are seen.
+#[derive(CubeType, Clone, Copy)]
+struct SeenKeys {
+    first: usize,
+    start: usize,
+    end: usize,
+}
+
+/// What the lanes of a plane know of a tile's queries, one a lane.
+#[derive(CubeType)]
+struct TileQueries {
+    /// The tile's first query.
+    first: usize,
+    scale: f32,
+    lse: f32,
+    delta: f32,
+}
+
+#[cube]
+impl TileQueries {
+    /// Turns the scores of the cube's keys into weights, and the gradients of weights into those of scores.
+    fn pull(&self, weights: &mut Sums, dweights: &mut Sums, keys: SeenKeys, #[comptime] causal: bool) {
+        #[unroll]
+        for n in 0..comptime!(OTHERS / COLUMNS) {
+            #[unroll]
+            for i in 0..2usize {
+                let column = n * COLUMNS + own_column() + i;
+                let lse = plane_shuffle(self.lse, column as u32);
+                let delta = plane_shuffle(self.delta, column as u32);
+                #[unroll]
+                for half in 0..2usize {
+                    let key = keys.first + own_row() + 8 * half;
+                    let mut pair = weights.index(n)[half];
+                    let mut dpair = dweights.index(n)[half];
+                    let mut weight = f32::new(0.0);
+                    if key >= keys.start && key < last_key(keys.end, self.first + column, causal) {
+                        weight = (pair[i] * self.scale - lse).exp();
+                    }
+                    pair[i] = weight;
+                    dpair[i] = weight * (dpair[i] - delta) * self.scale;
+                    weights.index_mut(n)[half] = pair;
+                    dweights.index_mut(n)[half] = dpair;
+                }
+            }
+        }
+    }
 }
 
 /// Writes a cube's rows, from `first` on and none from `end` on.

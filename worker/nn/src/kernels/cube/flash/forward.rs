@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    place::{CubeRows, Sizes, Strides, keys_seen, last_key},
+    place::{CubeRows, Sizes, Strides, Tokens, keys_seen, last_key},
     tile::{
         COLUMNS, Input, OTHERS, OWN, Output, Sums, Tile, add_weighted, load_rows, own_column, own_row,
         row_max, row_sum, scores, tile, zeros,
@@ -33,16 +33,15 @@ pub fn attend(
     let mut q_tile = tile(OWN, dim);
     let mut k_tile = tile(OTHERS, dim);
     let mut v_tile = tile(OTHERS, dim);
-    let rows = strides.index(0usize).rows(cube.batch, cube.head, cube.first, queries);
-    load_rows(&mut q_tile, inputs.index(0usize), rows, OWN, dim);
+    let own = cube.tokens(queries);
+    load_rows(&mut q_tile, inputs.index(0usize), strides.index(0usize).rows(own), OWN, dim);
     let mut softmax = Softmax::new(cube.first, last, sizes.scale, dim);
     let mut key = start;
     while key < last {
         sync_cube();
-        let rows = strides.index(1usize).rows(cube.batch, kv_head, key, last);
-        load_rows(&mut k_tile, inputs.index(1usize), rows, OTHERS, dim);
-        let rows = strides.index(2usize).rows(cube.batch, kv_head, key, last);
-        load_rows(&mut v_tile, inputs.index(2usize), rows, OTHERS, dim);
+        let keys = Tokens { batch: cube.batch, head: kv_head, first: key, end: last };
+        load_rows(&mut k_tile, inputs.index(1usize), strides.index(1usize).rows(keys), OTHERS, dim);
+        load_rows(&mut v_tile, inputs.index(2usize), strides.index(2usize).rows(keys), OTHERS, dim);
         sync_cube();
         let scores = scores(&q_tile, &k_tile, dim);
         softmax.pass(scores, &v_tile, key, dim, causal);

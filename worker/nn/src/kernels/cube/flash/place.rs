@@ -22,12 +22,21 @@ pub struct Strides {
     of_head: u32,
 }
 
+/// Tokens of a head of a batch row: from `first` on, and none from `end` on.
+#[derive(CubeType, Clone, Copy)]
+pub struct Tokens {
+    pub batch: usize,
+    pub head: usize,
+    pub first: usize,
+    pub end: usize,
+}
+
 #[cube]
 impl Strides {
-    /// The rows of a head of a batch row, from `first` on and none from `end` on.
-    pub fn rows(&self, batch: usize, head: usize, first: usize, end: usize) -> Rows {
-        let from = batch * self.of_batch as usize + head * self.of_head as usize;
-        Rows { from, stride: self.of_token as usize, first, end }
+    /// Where these tokens lie.
+    pub fn rows(&self, of: Tokens) -> Rows {
+        let from = of.batch * self.of_batch as usize + of.head * self.of_head as usize;
+        Rows { from, stride: self.of_token as usize, first: of.first, end: of.end }
     }
 }
 
@@ -53,6 +62,11 @@ impl CubeRows {
         }
         let (head, batch) = (number / tiles % heads, number / (tiles * heads));
         CubeRows { batch, head, first: tile * OWN, heads }
+    }
+
+    /// The tokens of these rows, of so many.
+    pub fn tokens(&self, end: usize) -> Tokens {
+        Tokens { batch: self.batch, head: self.head, first: self.first, end }
     }
 }
 
