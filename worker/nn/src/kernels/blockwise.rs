@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
-use super::{AttentionMask, AttentionOutput, ModelBackend, segments::joined};
+use super::{AttentionMask, AttentionOutput, ModelBackend};
 
 /// Bytes of a tile's scores, as float32. Large enough to fill a GPU with work, small beside its memory.
 pub const TILE: usize = 128 << 20;
@@ -250,6 +250,14 @@ pub fn gradients<B: Scores>(
 fn by_token<B: Backend>(x_bshk: Tensor<B, 4>) -> Tensor<B, 4> {
     let [batch, tokens, heads, dim] = x_bshk.dims();
     x_bshk.reshape([batch, tokens, heads * dim]).reshape([batch, tokens, heads, dim])
+}
+
+/// Parts of the second axis as one; a single one as it is.
+pub fn joined<B: Backend, const D: usize>(mut parts: Vec<Tensor<B, D>>) -> Tensor<B, D> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 1),
+    }
 }
 
 /// Zeros for the keys after the last that a tile met.

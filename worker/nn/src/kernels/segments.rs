@@ -3,7 +3,10 @@
 
 use burn::tensor::{Tensor, backend::Backend};
 
-use super::{AttentionMask, AttentionOutput, AttentionSaved, blockwise::Scores};
+use super::{
+    AttentionMask, AttentionOutput, AttentionSaved,
+    blockwise::{Scores, joined},
+};
 
 /// Attention by `dense`, which attends under masks without segments and leaves `lse`: of all batch rows, or
 /// of each run of segments.
@@ -98,14 +101,6 @@ impl SegmentRun {
     fn join_rows<B: Backend>(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
         let heads = x.dims()[2];
         x.reshape([1, self.segments * self.len, heads])
-    }
-}
-
-/// Parts of the second axis as one; a single one as it is.
-pub fn joined<B: Backend, const D: usize>(mut parts: Vec<Tensor<B, D>>) -> Tensor<B, D> {
-    match parts.len() {
-        1 => parts.remove(0),
-        _ => Tensor::cat(parts, 1),
     }
 }
 
