@@ -26,8 +26,9 @@ const FAILED_ONCE: [u64; 21] = [
 ];
 
 /// Derived seeds that failed once: a launcher that was called gone before its first line, and nobody watched
-/// its starts.
-const FAILED_ONCE_DERIVED: [u64; 1] = [14_381_477_299_762_901_851];
+/// its starts; a rank that stayed in a collective that the others had finished, while they waited for the
+/// coordinator, and it for that rank.
+const FAILED_ONCE_DERIVED: [u64; 2] = [14_381_477_299_762_901_851, 13_687_728_633_415_172_339];
 
 /// Derived seeds of runs that were launched again after they had failed, and before that was told: they go
 /// on, as they may.

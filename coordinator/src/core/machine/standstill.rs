@@ -8,14 +8,17 @@
 //!                                                           patience.standstill
 //! all wait, and it is not                                   last motion + 3 x what came before it +
 //!                                                           patience.standstill
+//! some are in a collective that all others have finished    last motion + 3 x patience.standstill
 //! ```
 //!
 //! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves
 //! the culprit is the rank that is not in a collective and has entered the fewest. If all are in one, the
 //! network between them has lost something: a rank may be behind the others by what it lost, so that is no
-//! sign of guilt. All try again, and a rank that never comes out of its collective is found that way. A
-//! step's time is that of steps of its kind (live or cached) in this generation, of which some must have been
-//! committed: other worlds, and processes that have only come, take longer.
+//! sign of guilt. All try again, and a rank that never comes out of its collective is found that way. So it is
+//! where the others have finished that collective, and wait for us or for a disk.
+//!
+//! A step's time is that of steps of its kind (live or cached) in this generation, of which some must have
+//! been committed: other worlds, and processes that have only come, take longer.
 //!
 //! A process that stands still before it has registered (stopped, or waiting for a disk) is seen only by its
 //! launcher, to which it looks well. So its start is looked at with the motion of all ranks: held against the
@@ -91,10 +94,15 @@ pub(super) enum LateStep {
     Culprit(MemberMotion, StillRank),
     /// All wait in collectives, of which these are the least and the furthest.
     Nobody(u64, u64),
+    /// Some do not come out of this collective, which all others have finished.
+    Inside(u64),
 }
 
 /// Whether nothing moves and a step is overdue, and which rank holds it up.
 pub(super) fn late_step(run: &Run) -> Option<LateStep> {
+    if let Some(collective) = left_behind(run) {
+        return Some(LateStep::Inside(collective));
+    }
     let patience = run.config.patience.standstill;
     let (mut members, mut waiting, mut least, mut furthest) = (0, 0, u64::MAX, 0);
     let mut last = run.fleet.motion.began;
@@ -129,6 +137,17 @@ pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     };
     let still = StillRank { quiet: culprit.pulse.still, expected, waiting, verdict: Verdict::GiveUp };
     Some(LateStep::Culprit(culprit.motion(), still))
+}
+
+/// The collective that some have been in for long, and all others have finished.
+fn left_behind(run: &Run) -> Option<u64> {
+    let long = run.config.patience.standstill.saturating_mul(3);
+    let still = |worker: &&Worker| worker.in_collective() && worker.pulse.still > long;
+    let which = members_of(run).filter(still).map(|worker| worker.doing.collective.0).min()?;
+    let finished = |worker: &&Worker| worker.doing.collective.1 >= which;
+    let inside = |worker: &&Worker| still(worker) && worker.doing.collective.0 == which;
+    let all = members_of(run).all(|worker| finished(&worker) || inside(&worker));
+    (all && members_of(run).any(|worker| finished(&worker))).then_some(which)
 }
 
 /// Members of the generation that runs that are not gone.

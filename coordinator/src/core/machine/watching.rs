@@ -135,7 +135,18 @@ impl Watch<'_> {
         }
         match standstill::late_step(self.run) {
             Some(LateStep::Culprit(member, still)) => self.give_up(&member, &still),
-            Some(LateStep::Nobody(least, furthest)) => self.nobody_gets_on(least, furthest),
+            Some(LateStep::Nobody(least, furthest)) => {
+                let which = match least == furthest {
+                    true => format!("collective {furthest}"),
+                    false => format!("collectives {least} to {furthest}"),
+                };
+                self.try_again(least, format!("all ranks wait in {which}, and none makes progress"));
+            }
+            Some(LateStep::Inside(which)) => {
+                let message =
+                    format!("some ranks are still in collective {which}, which the others finished");
+                self.try_again(which, message);
+            }
             None => {}
         }
     }
@@ -151,17 +162,12 @@ impl Watch<'_> {
         self.run.lose(member.slot, failure);
     }
 
-    /// All ranks wait in a collective: the network between them has lost something. They try again.
-    fn nobody_gets_on(&mut self, least: u64, furthest: u64) {
-        let which = match least == furthest {
-            true => format!("collective {furthest}"),
-            false => format!("collectives {least} to {furthest}"),
-        };
-        let message = format!("all ranks wait in {which}, and none makes progress");
+    /// Ranks do not come out of a collective: the network may have lost something. All try again.
+    fn try_again(&mut self, collective: u64, message: String) {
         let complaint = Failure {
             generation: self.run.generation,
             phase: WorkerPhase::Communication,
-            collective: least,
+            collective,
             ..Failure::of_run(CauseKind::PeerLost, message.clone())
         };
         self.run.faults.incident(self.run.now).complaint.get_or_insert(complaint);

@@ -235,6 +235,25 @@ fn a_rank_that_never_comes_out_of_a_collective_is_replaced_though_the_others_wai
     assert_eq!(respawns(&actions), [(1, 1)], "{actions:?}");
 }
 
+#[test]
+fn a_rank_that_stays_in_a_collective_is_replaced_though_the_others_finished_it_and_wait_for_us() {
+    let mut run = connecting();
+    let (mut actions, mut ready) = (Vec::new(), false);
+    for _ in 0..60 {
+        actions.extend(run.wait(Duration::from_secs(1)));
+        let aborted = told(&actions, 0).iter().any(|told| matches!(told, Directive::Abort { .. }));
+        if aborted && !std::mem::replace(&mut ready, true) {
+            actions.extend(run.get_ready(0, 1, ""));
+        }
+        let phase = if aborted { WorkerPhase::Joining } else { WorkerPhase::Paused };
+        actions.extend(run.beat_at(0, phase, (2, 2)));
+        if run.machine.run.fleet.roster.living_at(Slot(1)).is_some() {
+            actions.extend(run.beat_at(1, WorkerPhase::Connecting, (2, 1)));
+        }
+    }
+    assert_eq!(respawns(&actions), [(1, 1)], "{actions:?}");
+}
+
 /// Seconds in which rank 0 waits for its neighbours and rank 1 is somewhere else, with collectives entered
 /// and finished.
 fn wait_for_rank_one(run: &mut Run, seconds: u64, at: (WorkerPhase, (u64, u64))) -> Vec<Action> {
