@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""The 3B shape on a CPU, rehearsed before there is a GPU: values of full-size layers beside Transformers and PEFT, and what whole steps
-take beside what is predicted.
+"""A published shape on a CPU, rehearsed before there is a GPU: values of full-size layers beside Transformers and PEFT, and what whole
+steps take beside what is predicted.
 
-    full_size.py values COX FOLDER                two layers of the language model and two of the vision tower, of full width: every
+    full_size.py values COX FOLDER [--shape NAME] two layers of the language model and two of the vision tower, of full width: every
                                                   hidden state, the logits, the loss and all LoRA gradients (../peer/check_peft.py)
-    full_size.py steps COX FOLDER [NAME ...]      all layers: a step and its memory in each mode, or in those named
+    full_size.py steps COX FOLDER [MODE ...]      all layers: a step and its memory in each mode, or in those named
 
+NAME, qwen2.5-vl-3b unless given, is a folder of configs/assets and, for `steps`, a run file of configs (qwen3-vl-4b).
 FOLDER keeps the checkpoints of random weights (2 GB for `values`, 8 GB for `steps`). A step has one sample of 256 image tokens, LoRA 32 and
-the expert of configs/qwen2.5-vl-3b.yaml. PyTorch's step beside ours: vla_step_vs_torch.py on FOLDER/3b with --batch 1 --images 1
+the expert of configs/qwen2.5-vl-3b.yaml. PyTorch's step beside ours: vla_step_vs_torch.py on FOLDER/qwen2.5-vl-3b with --batch 1 --images 1
 --size 448 --rank 32 --expert-layers 8 --recompute full. `values` needs torch, transformers and peft.
 """
+import argparse
 import json
 import pathlib
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = ROOT / "configs/assets/qwen2.5-vl-3b"
 MODES = {
     "full": ["train.recompute=full"],
     "selective": ["train.recompute=selective"],
@@ -27,18 +28,23 @@ MODES = {
 }
 
 
-def checkpoint(cox, folder, name, layers=None):
+def checkpoint(cox, folder, shape, name, layers=None):
     """Random weights of the shape; of so many layers of each kind, if it is said."""
-    out = folder / name
+    out, assets = folder / name, ROOT / "configs/assets" / shape
     if not out.exists():
-        config = json.loads((SHAPE / "config.json").read_text())
+        config = json.loads((assets / "config.json").read_text())
         if layers:
-            config["num_hidden_layers"] = layers
-            config["vision_config"].update(depth=layers, fullatt_block_indexes=[layers - 1])
+            vision = config["vision_config"]
+            config.get("text_config", config)["num_hidden_layers"] = layers
+            vision["depth"] = layers
+            if "deepstack_visual_indexes" in vision:
+                vision["deepstack_visual_indexes"] = list(range(layers))
+            else:
+                vision["fullatt_block_indexes"] = [layers - 1]
         like = folder / f"{name}-shape"
         like.mkdir(parents=True, exist_ok=True)
         (like / "config.json").write_text(json.dumps(config))
-        (like / "preprocessor_config.json").write_text((SHAPE / "preprocessor_config.json").read_text())
+        (like / "preprocessor_config.json").write_text((assets / "preprocessor_config.json").read_text())
         tokenizer = ROOT / "configs/assets/tiny-vla"
         subprocess.run([cox, "data", "make-checkpoint", "--like", like, "--tokenizer", tokenizer, "--out", out], check=True)
     return out
@@ -61,9 +67,10 @@ def inputs(model, adapter, file):
     padded = lambda values, by: torch.tensor([row + [by] * (longest - len(row)) for row in values])
     ids, mask = padded(rows, 0), padded([[1] * len(row) for row in rows], 0)
     labels = padded([[-100] * (len(row) - 20) + row[-20:] for row in rows], -100)
-    pixels = torch.randn(int(grids.prod(1).sum()), 1176)
+    vision = config.vision_config
+    pixels = torch.randn(int(grids.prod(1).sum()), 3 * vision.temporal_patch_size * vision.patch_size**2)
     save_file({"input_ids": ids, "attention_mask": mask, "labels": labels, "pixel_values": pixels, "image_grid_thw": grids}, file)
-    base = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
+    base = transformers.AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
     linears = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
     made = peft.get_peft_model(base, peft.LoraConfig(r=32, lora_alpha=64, target_modules=linears))
     for name, parameter in made.named_parameters():
@@ -72,8 +79,8 @@ def inputs(model, adapter, file):
     made.save_pretrained(adapter)
 
 
-def values(cox, folder):
-    model = checkpoint(cox, folder, "two-layers", 2)
+def values(cox, folder, shape):
+    model = checkpoint(cox, folder, shape, f"{shape}-two-layers", 2)
     adapter, given, ours = folder / "adapter", folder / "inputs.safetensors", folder / "ours.safetensors"
     inputs(model, adapter, given)
     both = ["--model", model, "--adapter", adapter, "--inputs", given]
@@ -81,12 +88,12 @@ def values(cox, folder):
     subprocess.run([sys.executable, ROOT / "integration-tests/peer/check_peft.py", *both, "--ours", ours], check=True)
 
 
-def steps(cox, folder, names):
-    model = checkpoint(cox, folder, "3b")
+def steps(cox, folder, shape, names):
+    model = checkpoint(cox, folder, shape, shape)
     for name in names or MODES:
         out = folder / f"run-{name}"
         subprocess.run(["rm", "-rf", out], check=True)
-        command = [cox, "worker", "--config", ROOT / "configs/qwen2.5-vl-3b.yaml", "--device", "cpu", f"model.path={model}",
+        command = [cox, "worker", "--config", ROOT / f"configs/{shape}.yaml", "--device", "cpu", f"model.path={model}",
                    f"run.output_dir={out}", "train.epochs=", "train.steps=3", "train.global_batch=1", "train.micro_batch=1",
                    "train.checkpoint_every=0", "eval.samples=0", *MODES[name]]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -100,11 +107,16 @@ def steps(cox, folder, names):
 
 
 def main():
-    what, cox, folder, *names = sys.argv[1:]
-    folder = pathlib.Path(folder).resolve()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["values", "steps"])
+    parser.add_argument("cox", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("modes", nargs="*", metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--shape", default="qwen2.5-vl-3b", metavar="NAME")
+    a = parser.parse_intermixed_args()
+    cox, folder = a.cox.resolve(), a.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    cox = pathlib.Path(cox).resolve()
-    {"values": lambda: values(cox, folder), "steps": lambda: steps(cox, folder, names)}[what]()
+    {"values": lambda: values(cox, folder, a.shape), "steps": lambda: steps(cox, folder, a.shape, a.modes)}[a.what]()
 
 
 if __name__ == "__main__":

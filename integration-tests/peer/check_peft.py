@@ -43,6 +43,8 @@ def run(base, model, inputs):
         hooks.append(layer.register_forward_hook(keep(f"lm.layer{i}")))
     hooks.append(language.norm.register_forward_hook(keep("last_hidden_state")))
     hooks.append(base.model.visual.register_forward_hook(keep("image_features", lambda o: o.pooler_output)))
+    for i, merger in enumerate(getattr(base.model.visual, "deepstack_merger_list", [])):
+        hooks.append(merger.register_forward_hook(keep(f"deepstack.{i}")))
     token_types = (inputs["input_ids"] == base.config.image_token_id).int()
     position_ids, _ = base.model.get_rope_index(
         inputs["input_ids"], mm_token_type_ids=token_types, image_grid_thw=inputs.get("image_grid_thw"),

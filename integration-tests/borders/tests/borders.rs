@@ -33,8 +33,8 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_810),
-    ("launcher", 16_900),
+    ("coordinator", 13_820),
+    ("launcher", 16_890),
     ("proto/identity", 1450),
     ("proto", 4910),
     ("worker/burn", 10),

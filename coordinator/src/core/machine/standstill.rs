@@ -14,8 +14,8 @@
 //! A step has collectives, so one rank that stands still keeps all others waiting in one. Where nothing moves
 //! the culprit is the rank that is not in a collective and has entered the fewest. If all are in one, the
 //! network between them has lost something: a rank may be behind the others by what it lost, so that is no
-//! sign of guilt. All try again, and a rank that never comes out of its collective is found that way. So it is
-//! where the others have finished that collective, and wait for us or for a disk.
+//! sign of guilt. All try again, and a rank that never comes out of its collective is found that way. So it
+//! is where the others have finished that collective, and wait for us or for a disk.
 //!
 //! A step's time is that of steps of its kind (live or cached) in this generation, of which some must have
 //! been committed: other worlds, and processes that have only come, take longer.
@@ -92,16 +92,16 @@ pub(super) fn follows(still: &StillRank) -> Option<String> {
 pub(super) enum LateStep {
     /// This one holds it up.
     Culprit(MemberMotion, StillRank),
-    /// All wait in collectives, of which these are the least and the furthest.
-    Nobody(u64, u64),
-    /// Some do not come out of this collective, which all others have finished.
-    Inside(u64),
+    /// It is no rank's fault as far as can be seen: the first collective that ranks do not come out of, and
+    /// what is told.
+    Nobody(u64, String),
 }
 
 /// Whether nothing moves and a step is overdue, and which rank holds it up.
 pub(super) fn late_step(run: &Run) -> Option<LateStep> {
-    if let Some(collective) = left_behind(run) {
-        return Some(LateStep::Inside(collective));
+    let left_behind = left_behind(run);
+    if left_behind.is_some() {
+        return left_behind;
     }
     let patience = run.config.patience.standstill;
     let (mut members, mut waiting, mut least, mut furthest) = (0, 0, u64::MAX, 0);
@@ -133,21 +133,26 @@ pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     };
     let first = |worker: &&Worker| (worker.waits_for_ranks(), worker.doing.collective.0);
     let Some(culprit) = members_of(run).filter(behind).min_by_key(first) else {
-        return Some(LateStep::Nobody(least, furthest));
+        let which = match least == furthest {
+            true => format!("collective {furthest}"),
+            false => format!("collectives {least} to {furthest}"),
+        };
+        return Some(LateStep::Nobody(least, format!("all ranks wait in {which}, and none makes progress")));
     };
     let still = StillRank { quiet: culprit.pulse.still, expected, waiting, verdict: Verdict::GiveUp };
     Some(LateStep::Culprit(culprit.motion(), still))
 }
 
-/// The collective that some have been in for long, and all others have finished.
-fn left_behind(run: &Run) -> Option<u64> {
+/// Whether some have been in a collective for long that all others have finished.
+fn left_behind(run: &Run) -> Option<LateStep> {
     let long = run.config.patience.standstill.saturating_mul(3);
     let still = |worker: &&Worker| worker.in_collective() && worker.pulse.still > long;
     let which = members_of(run).filter(still).map(|worker| worker.doing.collective.0).min()?;
-    let finished = |worker: &&Worker| worker.doing.collective.1 >= which;
-    let inside = |worker: &&Worker| still(worker) && worker.doing.collective.0 == which;
-    let all = members_of(run).all(|worker| finished(&worker) || inside(&worker));
-    (all && members_of(run).any(|worker| finished(&worker))).then_some(which)
+    let (finished, others): (Vec<_>, Vec<_>) =
+        members_of(run).partition(|worker| worker.doing.collective.1 >= which);
+    let inside = others.iter().all(|worker| still(worker) && worker.doing.collective.0 == which);
+    let message = || format!("some ranks are still in collective {which}, which the others finished");
+    (inside && !finished.is_empty()).then(|| LateStep::Nobody(which, message()))
 }
 
 /// Members of the generation that runs that are not gone.

@@ -135,18 +135,7 @@ impl Watch<'_> {
         }
         match standstill::late_step(self.run) {
             Some(LateStep::Culprit(member, still)) => self.give_up(&member, &still),
-            Some(LateStep::Nobody(least, furthest)) => {
-                let which = match least == furthest {
-                    true => format!("collective {furthest}"),
-                    false => format!("collectives {least} to {furthest}"),
-                };
-                self.try_again(least, format!("all ranks wait in {which}, and none makes progress"));
-            }
-            Some(LateStep::Inside(which)) => {
-                let message =
-                    format!("some ranks are still in collective {which}, which the others finished");
-                self.try_again(which, message);
-            }
+            Some(LateStep::Nobody(collective, message)) => self.try_again(collective, message),
             None => {}
         }
     }
