@@ -88,7 +88,7 @@ pub(super) fn follows(still: &StillRank) -> Option<String> {
     }
 }
 
-/// Nothing moves, and a step is overdue.
+/// Nothing moves and a step is overdue, or some do not come out of a collective.
 pub(super) enum LateStep {
     /// This one holds it up.
     Culprit(MemberMotion, StillRank),
@@ -97,7 +97,7 @@ pub(super) enum LateStep {
     Nobody(u64, String),
 }
 
-/// Whether nothing moves and a step is overdue, and which rank holds it up.
+/// Whether nothing moves and a step is overdue, or some do not come out of a collective; and who holds it up.
 pub(super) fn late_step(run: &Run) -> Option<LateStep> {
     let left_behind = left_behind(run);
     if left_behind.is_some() {
