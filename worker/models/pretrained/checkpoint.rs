@@ -207,7 +207,7 @@ impl Checkpoint {
         let bytes = match at.copied_bytes(dtype) {
             0 => shard.share(at.range),
             _ => {
-                let Ok(bytes) = converted(&InMap(&shard.map[at.range]), at.stored, dtype);
+                let Ok(bytes) = converted(&InMap { map: &shard.map, range: at.range }, at.stored, dtype);
                 bytes
             }
         };

@@ -5,9 +5,9 @@
 //! them): a file that is cut short while a worker reads it through the map ends that worker with `SIGBUS`.
 //! What is streamed while training runs is read by plain calls (`reading`), whose faults are errors.
 
-use std::{fs::File, io};
+use std::{fs::File, io, ops::Range};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 /// Maps a whole file for reading.
 pub fn map(file: &File) -> io::Result<Mmap> {
@@ -15,4 +15,12 @@ pub fn map(file: &File) -> io::Result<Mmap> {
     // not modified in place while a run uses them (tools publish them by rename), which is the remaining
     // requirement of `Mmap::map`.
     unsafe { Mmap::map(file) }
+}
+
+/// Takes what was read of a map out of this process's memory; the kernel may keep it for another reader.
+pub fn release(map: &Mmap, part: Range<usize>) {
+    // SAFETY: the map is of a file, shared and never written to: what is read again comes from the file.
+    let released = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, part.start, part.len()) };
+    // Where that is not possible it stays until the kernel wants the memory.
+    let _ = released;
 }

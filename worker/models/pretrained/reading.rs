@@ -13,6 +13,7 @@ use std::{
     convert::Infallible,
     fs::{File, Metadata},
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     time::SystemTime,
 };
@@ -20,13 +21,18 @@ use std::{
 use burn::tensor::Bytes;
 use coxswain_nn::dtypes::WeightsDtype;
 use half::{bf16, f16};
+use memmap2::Mmap;
 use rayon::prelude::*;
 use safetensors::Dtype;
 
+use super::mapping;
 use coxswain_nn::pulse;
 
 /// Elements converted by one thread at a time: large enough to hide the hand-over, small enough to balance.
 const CONVERT_CHUNK: usize = 1 << 16;
+/// Elements of a mapped file that are in memory before they are let go, 16 MiB of float32; in tests few, so
+/// that there are several spans.
+const SPAN: usize = if cfg!(test) { CONVERT_CHUNK } else { CONVERT_CHUNK << 6 };
 /// Bytes of one plain read: they stay in the second-level cache until they are converted. A multiple of every
 /// element's size.
 const PIECE: usize = 256 << 10;
@@ -43,8 +49,13 @@ pub trait StoredElements {
     ) -> Result<Vec<T>, Self::Fault>;
 }
 
-/// Elements in a mapped file.
-pub struct InMap<'a>(pub &'a [u8]);
+/// Elements in a mapped file, which are let go once they are converted.
+pub struct InMap<'a> {
+    /// The file.
+    pub map: &'a Mmap,
+    /// Bytes of it that they are.
+    pub range: Range<usize>,
+}
 
 impl StoredElements for InMap<'_> {
     type Fault = Infallible;
@@ -53,14 +64,18 @@ impl StoredElements for InMap<'_> {
         &self,
         element: impl Fn([u8; N]) -> T + Sync,
     ) -> Result<Vec<T>, Infallible> {
-        pulse::allow(self.0.len() as u64);
-        let mut out = vec![T::default(); self.0.len() / N];
-        let pieces = self.0.par_chunks(CONVERT_CHUNK * N);
-        out.par_chunks_mut(CONVERT_CHUNK).zip(pieces).for_each(|(out, piece)| {
-            for (value, le) in out.iter_mut().zip(piece.as_chunks::<N>().0) {
-                *value = element(*le);
-            }
-        });
+        pulse::allow(self.range.len() as u64);
+        let mut out = vec![T::default(); self.range.len() / N];
+        for (out, start) in out.chunks_mut(SPAN).zip(self.range.clone().step_by(SPAN * N)) {
+            let span = start..start + out.len() * N;
+            let pieces = self.map[span.clone()].par_chunks(CONVERT_CHUNK * N);
+            out.par_chunks_mut(CONVERT_CHUNK).zip(pieces).for_each(|(out, piece)| {
+                for (value, le) in out.iter_mut().zip(piece.as_chunks::<N>().0) {
+                    *value = element(*le);
+                }
+            });
+            mapping::release(self.map, span);
+        }
         Ok(out)
     }
 }
@@ -182,10 +197,14 @@ mod tests {
         let bytes: Vec<u8> = (0..2 * PIECE + 40).map(|at| (at * 31 % 251) as u8).collect();
         let file = file_of(&bytes);
         let in_file = InFile { file: &file, start: 6, len: bytes.len() };
+        let map = mapping::map(&file).expect("it can be mapped");
+        let in_map = InMap { map: &map, range: 6..6 + bytes.len() };
         for (source, wanted) in
             SOURCES.into_iter().flat_map(|source| WeightsDtype::ALL.map(|wanted| (source, wanted)))
         {
-            let Ok(mapped) = converted(&InMap(&bytes), source, wanted);
+            let Ok(mapped) = converted(&in_map, source, wanted);
+            let Ok(again) = converted(&in_map, source, wanted);
+            assert!(mapped[..] == again[..], "what was let go is read again");
             let read = converted(&in_file, source, wanted).expect("readable");
             assert!(mapped[..] == read[..], "{source:?} as {wanted:?}");
         }
@@ -195,8 +214,8 @@ mod tests {
     fn what_is_beyond_float16_is_seen_and_what_is_not_is_rounded() {
         let made = |values: [f32; 2], wanted| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            let Ok(made) = converted(&InMap(&bytes), Dtype::F32, wanted);
-            made.to_vec()
+            let all = InFile { file: &file_of(&bytes), start: 6, len: bytes.len() };
+            converted(&all, Dtype::F32, wanted).expect("readable").to_vec()
         };
         let rounded = made([65_504.0, 1.0 + 1.0 / 4096.0], WeightsDtype::Float16);
         assert_eq!(rounded, [f16::MAX, f16::ONE].map(f16::to_le_bytes).concat());
