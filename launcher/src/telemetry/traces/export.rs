@@ -53,9 +53,9 @@ pub struct Exporter(mpsc::Sender<Parcel>);
 impl Drop for Exporter {
     fn drop(&mut self) {
         let (told, finished) = rendezvous::channel();
-        if self.0.try_send(Parcel::Finish(told)).is_ok() {
-            // Too slow: what is left is lost with the process.
-            let _ = finished.recv_timeout(PATIENCE);
+        let asked = self.0.try_send(Parcel::Finish(told)).is_ok();
+        if !asked || finished.recv_timeout(PATIENCE).is_err() {
+            warn!("the newest traces are dropped: they were not sent within {} s", PATIENCE.as_secs());
         }
     }
 }
@@ -93,9 +93,8 @@ impl Exporter {
             ],
         };
         let run = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             // Without a runtime nothing is sent; the log has said worse by then.
-            if let Ok(runtime) = runtime {
+            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 runtime.block_on(send_all(endpoint, resource, queue));
             }
         };
