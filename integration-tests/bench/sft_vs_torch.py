@@ -3,10 +3,11 @@
 
     cox data make-checkpoint --like CONFIG_DIR --tokenizer configs/assets/tiny-vla --out MODEL_DIR
     python sft_vs_torch.py COX MODEL_DIR [--tokens 256] [--batch 2] [--image 224] [--rank 16] [--threads 2] [--rounds 2]
-        [--warmup 2] [--steps 6] [--recompute none] [--compile 0]
+        [--warmup 2] [--steps 6] [--recompute none] [--compile 0] [--bf16 0]
 
 Both sides: frozen vision tower, LoRA on all linears of the language model, the loss on the tokens of the answer (all but some
-twenty of a chat without an image), clipping to norm 1 and AdamW (PyTorch's fused), float32 on the CPU. Ours is a whole `cox run`
+twenty of a chat without an image), clipping to norm 1 and AdamW (PyTorch's fused), float32 on the CPU (--bf16 1: frozen
+weights in bfloat16, PyTorch under autocast). Ours is a whole `cox run`
 with one worker; PyTorch, eager (--compile 1: torch.compile), reads the samples that `cox data sample` writes, so both see the same ids, labels and pixels.
 Step times and memory: beside_torch.py. Needs torch, transformers and peft.
 """
@@ -17,7 +18,7 @@ import zlib
 
 import beside_torch as bench
 
-OPTIONS = dict(tokens=256, batch=2, image=224, rank=16, threads=2, rounds=2, warmup=2, steps=6, compile=0)
+OPTIONS = dict(tokens=256, batch=2, image=224, rank=16, threads=2, rounds=2, warmup=2, steps=6, compile=0, bf16=0)
 
 
 def png(side, draw):
@@ -45,7 +46,7 @@ def chats(a, folder):
 
 def prepare(a, folder):
     chats(a, folder)
-    config = {"model": {"path": a.model}, "lora": {"rank": a.rank, "alpha": a.rank},
+    config = {"model": {"path": a.model, "weights_dtype": "bfloat16" if a.bf16 else "float32"}, "lora": {"rank": a.rank, "alpha": a.rank},
               "data": {"path": str(folder / "chats.jsonl"), "max_tokens": a.tokens}}
     return bench.cox_run(a, folder, config, "sft"), []
 
@@ -54,12 +55,17 @@ def torch_side(a):
     bench.torch_threads(a)
     import torch
     from transformers import AutoModelForImageTextToText
-    model = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.bfloat16 if a.bf16 else torch.float32, attn_implementation="sdpa")
     images = model.config.image_token_id
     model = bench.adapted(a, model, target_modules=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj")
     batch = bench.batch_of(a)
     run = torch.compile(model) if a.compile else model
-    bench.train(a, model, lambda: run(**batch, mm_token_type_ids=(batch["input_ids"] == images).int(), use_cache=False).loss)
+
+    def loss_of():
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(a.bf16)):
+            return run(**batch, mm_token_type_ids=(batch["input_ids"] == images).int(), use_cache=False).loss
+
+    bench.train(a, model, loss_of)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 """A training step of SmolVLA at its published size next to LeRobot 0.6.1's, on the CPU, in turns.
 
     pip install "lerobot[dataset]==0.6.1" "transformers>=5.4,<5.6" num2words
-    python smolvla_vs_lerobot.py COX PLACE [--batch 2] [--threads 2] [--rounds 3] [--warmup 2] [--steps 4] [--kept 0]
+    python smolvla_vs_lerobot.py COX PLACE [--batch 2] [--threads 2] [--rounds 3] [--warmup 2] [--steps 4] [--kept 0] [--bf16 0]
 
 PLACE gets a policy of 450,046,176 random parameters (1.8 GB) as LeRobot writes it, the configuration and tokenizer of its vision-language model, and a data
 set with two cameras of 480 x 640; what is there is used again. Both sides train what LeRobot trains by default (99,880,992 parameters, the vision-language
 model is frozen), in float32, a chunk of 50 actions, clipping and AdamW (PyTorch's fused). Ours is a whole `cox run` with one worker, which reads and decodes
-its samples meanwhile. LeRobot's batch is prepared once. --kept 1: ours takes the tower's features from its cache, which an earlier run has filled. Step times and memory: beside_torch.py.
+its samples meanwhile. LeRobot's batch is prepared once. --kept 1: ours takes the tower's features from its cache, which an earlier run has filled.
+--bf16 1: the frozen model is bfloat16 on both sides, and in LeRobot most of the expert, too, as for those who start from the published policy. Step times and memory: beside_torch.py.
 """
 import json
 import os
@@ -18,7 +19,7 @@ import sys
 
 import beside_torch as bench
 
-OPTIONS = dict(batch=2, threads=2, rounds=3, warmup=2, steps=4, kept=0, making=0)
+OPTIONS = dict(batch=2, threads=2, rounds=3, warmup=2, steps=4, kept=0, bf16=0, making=0)
 HUB = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 TINY = pathlib.Path(__file__).resolve().parents[1] / "fixtures/golden/smolvla/vlm"
 TEXT = dict(hidden_size=960, num_hidden_layers=32, num_attention_heads=15, num_key_value_heads=5, head_dim=64, intermediate_size=2560, vocab_size=49280)
@@ -83,7 +84,8 @@ def prepare(a, folder):
         place.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--making", "1"], check=True)
     data = {"path": str(place / "data"), "cameras": [f"observation.images.{name}" for name in CAMERAS], "horizon": CHUNK}
-    config = {"model": {"path": str(place / "policy"), "backbone": str(place / "vlm")}, "data": data}
+    dtype = "bfloat16" if a.bf16 else "float32"
+    config = {"model": {"path": str(place / "policy"), "backbone": str(place / "vlm"), "weights_dtype": dtype}, "data": data}
     cache = {"cache": {"mode": "exact", "dir": str(folder / "features")}} if a.kept else {}
     path = bench.cox_run(a, folder, config | cache, "vla_flow")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"optimizer": {"lr": {"expert": 1e-4}}, "eval": {"samples": 0}}))
@@ -100,6 +102,11 @@ def lerobot_side(a, place):
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
     backbone_from(place)
     policy = SmolVLAPolicy.from_pretrained(place / "policy")
+    if a.bf16:
+        both = policy.model.vlm_with_expert.to(torch.bfloat16)
+        for number, layer in enumerate(both.lm_expert.layers):
+            if number % 2:
+                layer.self_attn.k_proj.float(), layer.self_attn.v_proj.float()
     policy.train()
     before, _ = make_pre_post_processors(policy.config, pretrained_path=str(place / "policy"))
     times = {"action": [number / 20 for number in range(CHUNK)]}

@@ -3,13 +3,14 @@
 
     cargo bench --bench vla_step --no-run
     python vla_step_vs_torch.py BENCH_EXECUTABLE MODEL_DIR [--batch 2] [--images 2] [--size 224] [--text 60] [--rank 16]
-        [--targets all|attn] [--expert-layers 16] [--expert-width 768] [--threads 2] [--rounds 2] [--steps 6] [--fused]
+        [--targets all|attn] [--expert-layers 16] [--expert-width 768] [--threads 2] [--rounds 2] [--steps 6] [--fused] [--compile] [--bf16]
 
 Both sides: frozen vision tower, LoRA on the language model, a DiT flow-matching expert trained in full, one flow draw per sample,
 gradient clipping to norm 1 and AdamW, float32 on the CPU. Each is run without and with recompute of the language model (the
 expert is recomputed on neither side). A step is everything from the batch in memory to the updated weights. Launches alternate; the
 first two steps of each are not counted. Memory is the peak resident set; PyTorch's imports are in it and are printed, too.
-`--fused` gives PyTorch its fused AdamW. Needs torch, transformers and peft.
+`--fused` gives PyTorch its fused AdamW, `--compile` torch.compile of model and expert. With `--bf16` frozen weights are bfloat16 on both sides, and PyTorch computes under autocast,
+the expert included; ours are the frozen weights' products, where the processor has instructions for them. Needs torch, transformers and peft.
 """
 import argparse
 import json
@@ -82,7 +83,7 @@ def torch_side(a):
     torch.set_num_threads(a.threads)
     torch.manual_seed(0)
     imports = status_mib("VmRSS")
-    vlm = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.float32, attn_implementation="sdpa")
+    vlm = AutoModelForImageTextToText.from_pretrained(a.model, dtype=torch.bfloat16 if a.bf16 else torch.float32, attn_implementation="sdpa")
     config = vlm.config
     vlm.requires_grad_(False)
     linears = "(q|k|v|o|gate|up|down)_proj" if a.targets == "all" else "(q|k|v|o)_proj"
@@ -102,15 +103,21 @@ def torch_side(a):
     pixels = torch.randn(a.batch * a.images * side * side, 3 * vision.temporal_patch_size * vision.patch_size**2)
     grid = torch.tensor([[1, side, side]] * (a.batch * a.images))
 
-    def step():
-        hidden = vlm.base_model.model.model(
+    run, act = (torch.compile(vlm.base_model.model.model), torch.compile(expert)) if a.compile else (vlm.base_model.model.model, expert)
+
+    def loss_of():
+        hidden = run(
             input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, image_grid_thw=grid,
             mm_token_type_ids=(ids == config.image_token_id).int(), use_cache=False).last_hidden_state
         actions, noise = torch.randn(a.batch, 16, 7), torch.randn(a.batch, 16, 7)
         t = torch.rand(a.batch) ** (2 / 3)
         x = (1 - t)[:, None, None] * noise + t[:, None, None] * actions
-        velocity = expert(x, t, torch.randn(a.batch, 8), hidden)
-        loss = torch.nn.functional.mse_loss(velocity, actions - noise)
+        velocity = act(x, t, torch.randn(a.batch, 8), hidden)
+        return torch.nn.functional.mse_loss(velocity, actions - noise)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=a.bf16):
+            loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
@@ -129,9 +136,10 @@ def torch_side(a):
 def launch(a, side, recompute):
     options = [x for n in numbers(a) for x in (f"--{n.replace('_', '-')}", getattr(a, n))] + ["--targets", a.targets, "--recompute", recompute]
     if side == "ours":
-        command = [a.executable, "--model", a.model, "--warmup", WARMUP, *options]
+        command = [a.executable, "--model", a.model, "--warmup", WARMUP, *options] + ["--weights", "bfloat16"] * a.bf16
     else:
-        command = [sys.executable, os.path.abspath(__file__), a.executable, a.model, "--torch-side", "--threads", a.threads, *options] + ["--fused"] * a.fused
+        command = [sys.executable, os.path.abspath(__file__), a.executable, a.model, "--torch-side", "--threads", a.threads, *options]
+        command += ["--fused"] * a.fused + ["--compile"] * a.compile + ["--bf16"] * a.bf16
     # As the launcher starts a worker.
     env = {"MIMALLOC_PURGE_DELAY": "-1", **os.environ, "RAYON_NUM_THREADS": str(a.threads)}
     out = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
@@ -146,8 +154,8 @@ def main():
         ap.add_argument("--" + name.replace("_", "-"), type=int, default=value)
     ap.add_argument("--targets", default="all", choices=["all", "attn"])
     ap.add_argument("--recompute", default="both", choices=["both", "none", "full"])
-    ap.add_argument("--fused", action="store_true")
-    ap.add_argument("--torch-side", action="store_true")
+    for flag in ["fused", "compile", "bf16", "torch-side"]:
+        ap.add_argument(f"--{flag}", action="store_true")
     a = ap.parse_args()
     if a.torch_side:
         return torch_side(a)
