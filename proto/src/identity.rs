@@ -117,6 +117,7 @@ pub const ENGINE: &Classes = &[
     ("launch.device", Outside("where")),
     ("launch.collectives", Outside("where")),
     ("launch.threads_per_worker", Outside("speed")),
+    ("launch.bfloat16_matmul", Outside("what a processor computes with, as `launch.device`")),
     ("launch.listen", Outside("where")),
     ("launch.notify", Outside("who is notified")),
 ];

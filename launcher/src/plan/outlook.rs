@@ -1,6 +1,6 @@
 //! One memory: categories, micro-batches, verdict.
 
-use coxswain_nn::params::TrainableLayout;
+use coxswain_nn::{kernels::precision, params::TrainableLayout};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_worker::memory::{
     Category,
@@ -104,6 +104,7 @@ impl Outlook {
 impl Question {
     /// The run that a file describes, on `world` ranks of which `local` share this machine.
     pub fn new(spec: &RunSpec, world: u64, local: u64) -> Result<Self, CliError> {
+        precision::allow_bfloat16_matmul(spec.launch.bfloat16_matmul);
         Ok(Self { subject: sizes(spec)?, world, threads: threads(spec, local) })
     }
 

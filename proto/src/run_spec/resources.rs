@@ -78,8 +78,8 @@ impl Default for Faults {
     }
 }
 
-/// Processes and threads; the command line wins over it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Processes, threads, and what they compute with; the command line wins over it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Launch {
     /// Worker processes on each node.
@@ -90,12 +90,34 @@ pub struct Launch {
     pub collectives: Collectives,
     /// Compute threads of each worker; cores divided by workers when absent.
     pub threads_per_worker: Option<usize>,
+    /// Whether a CPU with AVX512-BF16 multiplies frozen bfloat16 weights as they are: what they are
+    /// multiplied with is rounded to bfloat16, sums are float32. Otherwise the weights are widened.
+    #[serde(skip_serializing_if = "is_true")]
+    pub bfloat16_matmul: bool,
     /// Where the coordinator listens; a free loopback port when absent.
     pub listen: Option<String>,
     /// Command or URL that is told of faults, standstills and the end. Read, and never written down: the URL
     /// of a webhook is a secret, and what is written of a run is shown to people.
     #[serde(skip_serializing)]
     pub notify: Option<String>,
+}
+
+impl Default for Launch {
+    fn default() -> Self {
+        Self {
+            nproc_per_node: None,
+            device: DeviceChoice::default(),
+            collectives: Collectives::default(),
+            threads_per_worker: None,
+            bfloat16_matmul: true,
+            listen: None,
+            notify: None,
+        }
+    }
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// What workers compute on.

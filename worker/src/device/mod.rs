@@ -4,6 +4,7 @@
 //! accelerator   what a build with GPUs can do with them; `NoAccelerator` is its null object
 //! choose        `launch.device` and the local rank to a device
 //! tasks         what this program can train, and on what
+//! computing     the thread that computes, told what the run says of it
 //! chosen        a trainer that knows its device when it has read the run
 //! ```
 //!
@@ -16,6 +17,7 @@
 mod accelerator;
 mod choose;
 mod chosen;
+pub(crate) mod computing;
 mod tasks;
 #[cfg(test)]
 mod tests;

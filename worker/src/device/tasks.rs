@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
-use coxswain_nn::kernels::pool;
 use coxswain_proto::{ids::Step, run_spec::RunSpec};
 use coxswain_task::{ConvertJob, ForwardJob, GenerateJob, Reply, Responder, TaskError, TaskOn};
 
-use super::{Accelerator, Device};
+use super::{Accelerator, Device, computing::begin_computing};
 use crate::{
     selftest::{self, Finding, Sizes},
     train::{self, ExportJob, ExportSummary, HeldOutError, TrainError, UnknownTask},
@@ -49,7 +48,7 @@ impl Tasks {
         dir: &Path,
         device: Device,
     ) -> Result<Option<Box<dyn Responder>>, TrainError> {
-        pool::join();
+        begin_computing(spec);
         match device {
             Device::Cpu => Ok(self.of(spec)?.responder(spec, dir, &Default::default()).transpose()?),
             Device::Cuda(gpu) => self.accelerator.responder(spec, dir, gpu),
@@ -58,7 +57,7 @@ impl Tasks {
 
     /// Answers to prompts, computed on `device`; nothing if what the run's task trains writes no text.
     pub fn generate(&self, job: &GenerateJob<'_>, device: Device) -> Result<Option<Vec<Reply>>, TrainError> {
-        pool::join();
+        begin_computing(job.spec);
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.generate(job, &Default::default()).transpose()?),
             Device::Cuda(gpu) => self.accelerator.generate(job, gpu),
@@ -72,7 +71,7 @@ impl Tasks {
         job: &ConvertJob<'_>,
         device: Device,
     ) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError> {
-        pool::join();
+        begin_computing(job.spec);
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.convert(job, &Default::default()).transpose()?),
             Device::Cuda(gpu) => self.accelerator.convert(job, gpu),

@@ -3,12 +3,16 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use coxswain_nn::kernels::precision;
+
 use crate::collective::Computes;
 
 /// A number that is equal where results are, bit for bit; what ranks compare before they compare results.
+/// The calling thread is one that computes for the run.
 pub fn of(computes: Computes) -> u64 {
     let mut hasher = DefaultHasher::new();
     (computes == Computes::OnGpu).hash(&mut hasher);
+    (computes != Computes::OnGpu && precision::rounds_on_host()).hash(&mut hasher);
     std::env::consts::ARCH.hash(&mut hasher);
     vector_instructions().hash(&mut hasher);
     hasher.finish()

@@ -7,7 +7,7 @@
 //!
 //! What this does not do: find what is wrong only under load, or only in memory that it does not touch.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use coxswain_nn::kernels::{LinearOps, Tape};
 
 use super::fault::{Check, InjectedFault};
@@ -124,6 +124,16 @@ pub fn compute<B: Tape<Base = B>>(device: &B::Device) -> Result<(), WrongResult>
     let dw_oi = B::linear_weight_gradient(dy_no, x_ni.clone());
     dy.transposed().times(&x).expect("gradient of the weight", dw_oi)?;
     x.times(&x.transposed()).expect("product", B::product(x_ni.clone(), x_ni.transpose()))?;
+    if B::ON_HOST {
+        // Products with frozen weights of bfloat16, which has whole numbers up to 256.
+        let [x, w, dy] = [(ROWS, INPUTS - 1, 4), (OUTPUTS - 1, INPUTS - 1, 5), (ROWS, OUTPUTS - 1, 6)]
+            .map(|(rows, columns, seed)| IntegerMatrix::pattern(rows, columns, seed));
+        let w_oi = w.on::<B>(device).cast(DType::BF16);
+        let y_no = <B as LinearOps>::linear(x.on::<B>(device), w_oi.clone(), None);
+        x.times(&w.transposed()).expect("output of a bfloat16 layer", y_no)?;
+        let dx_ni = B::linear_input_gradient(dy.on::<B>(device), w_oi);
+        dy.times(&w).expect("gradient of its input", dx_ni)?;
+    }
     // Thirds are rounded, in every product and every sum.
     let rounded = || {
         let (x_ni, w_oi) = (x.scaled_on::<B>(device, 1.0 / 3.0), w.scaled_on::<B>(device, 1.0 / 7.0));

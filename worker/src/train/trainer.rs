@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     collective::{Computes, RingListener, TransportSource},
+    device::computing::begin_computing,
     feeder::{Prefetcher, note},
     health,
     link::{Commands, Link, LinkError, Phase, spans},
@@ -240,7 +241,7 @@ where
     fn open(&mut self, spec: &RunSpec) -> Result<DataSetFacts, TrainerFailure> {
         if B::ON_HOST {
             // What it computes with is what training computes with, so that no other threads keep scratch.
-            pool::join();
+            begin_computing(spec);
             let sound = health::known::compute::<B>(&self.options.device).map_err(TrainError::from);
             sound.map_err(|error| failure(&error, Phase::Joining, Step(0)))?;
         }
@@ -255,7 +256,7 @@ where
     }
 
     fn train(&mut self, spec: &RunSpec, link: Box<dyn Link + Send>) -> TrainerOutcome {
-        pool::join();
+        begin_computing(spec);
         let _spans = spans::run(link.run_id());
         let mut training = match self.prepare(spec, link) {
             Ok(training) => training,

@@ -17,7 +17,10 @@ use super::{
 use coxswain_feature_store::{
     Ingredients, Namespace, NamespaceDescription, NamespaceKey, SampleKey, Store, adapter_digest,
 };
-use coxswain_nn::{kernels::Tape, params::Group};
+use coxswain_nn::{
+    kernels::{Tape, precision},
+    params::Group,
+};
 use coxswain_task::{Extractor, FeatureShape, InputIngredients, SampleKeys, Samples};
 
 use crate::{feeder::KeptFeatures, train::TrainError};
@@ -60,7 +63,8 @@ impl<B: Tape<Base = B>> Setup<B> {
         let keys = Arc::new(samples.keys(&store)?);
         let training = training_keys(samples, &keys);
         let base = describe(spec, samples, extractor, &store)?;
-        let compute = format!("{COMPUTE} on {}", device_kind(&B::name(device), gpu));
+        let rounds = if B::ON_HOST && precision::rounds_on_host() { ", bfloat16 products" } else { "" };
+        let compute = format!("{COMPUTE} on {}{rounds}", device_kind(&B::name(device), gpu));
         Ok(Self {
             tap: extractor.tap(),
             resting: extractor.resting(),

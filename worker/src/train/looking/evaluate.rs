@@ -7,10 +7,7 @@
 
 use std::path::Path;
 
-use coxswain_nn::{
-    kernels::{Tape, pool},
-    params::Trainables,
-};
+use coxswain_nn::{kernels::Tape, params::Trainables};
 use coxswain_proto::{
     ids::{Bytes, Rank, Step},
     limits::MAX_PARTS,
@@ -25,6 +22,7 @@ use crate::train::checkpoint::Store;
 use crate::train::{Facts, Learner, TrainError, Workbench, advice, read_average_of, read_trainables};
 use crate::{
     collective::{Buf, BufMut, Collective, Solo},
+    device::computing::begin_computing,
     link::Phase,
     memory::{self, OutOfMemory},
 };
@@ -92,7 +90,7 @@ pub fn evaluate_run<B: Tape<Base = B>>(
     device: &B::Device,
     ema: bool,
 ) -> Result<(Step, Option<HeldOutError>), TrainError> {
-    pool::join();
+    begin_computing(spec);
     let samples = task.open(spec)?;
     let Assembly { objective, layout, .. } = task.load(spec, &*samples, device)?;
     let store = Store::new(Path::new(&spec.run.output_dir));

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use coxswain_nn::kernels::{Tape, pool};
+use coxswain_nn::kernels::Tape;
 use coxswain_proto::{
     VERSION, document,
     ids::Step,
@@ -24,7 +24,10 @@ use super::{
     export::{ExportManifest, texts},
     save,
 };
-use crate::train::{TrainError, init_from};
+use crate::{
+    device::computing::begin_computing,
+    train::{TrainError, init_from},
+};
 
 /// Which checkpoint of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +99,7 @@ pub fn export_run<B: Tape<Base = B>>(
     job: &ExportJob,
     device: &B::Device,
 ) -> Result<ExportSummary, TrainError> {
-    pool::join();
+    begin_computing(spec);
     let run_dir = Path::new(&spec.run.output_dir);
     let found = find(run_dir, job.which)?;
     let step = Step(found.as_ref().map_or(0, |found| found.manifest.step));

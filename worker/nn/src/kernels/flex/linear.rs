@@ -3,7 +3,8 @@
 //! Every output is made in panels of columns, one task each: a panel of `x w^T` reads `PANEL` rows of the
 //! weight, a panel of `g w` reads `PANEL` columns. A task adds everything that belongs to its panel (bias,
 //! then low-rank update) while the panel is in its core's cache, always after the product and in this order.
-//! A weight in bf16, or of few bits, is converted panel by panel and never kept as f32.
+//! A weight in bf16, or of few bits, is converted panel by panel and never kept as f32; one in bf16 is not
+//! converted at all where the processor multiplies it as it is ([`bfloat16_product`]).
 //!
 //! The `gemm` crate is as fast as vendor libraries where the operand it reads by vectors, here the weight, is
 //! contiguous along the output's columns. In `g w` it is. In `x w^T` it is not, and the crate would gather it
@@ -17,18 +18,19 @@ use std::ops::Range;
 use half::bf16;
 
 use super::{
+    bfloat16_product::{self, Left, Right},
     matrix::{self, Accumulate, Mat, MatMut, product},
     parallel::{self, Work},
     scratch, simd,
 };
 use crate::{
     bfloat16::widen,
-    kernels::{GradientSlot, dropout::Mask, quantized::QuantizedMatrix},
+    kernels::{GradientSlot, dropout::Mask, precision, quantized::QuantizedMatrix},
 };
 
 /// Columns of a task: the width of the `gemm` crate's tile with the widest registers, and some tenths of a
 /// millisecond.
-pub const PANEL: usize = 64;
+pub const PANEL: usize = bfloat16_product::WIDTH;
 
 /// Rows of the weight that a task of the product turned around reads, and rows of a weight gradient's task.
 const ROW_PANEL: usize = matrix::UNCOPIED;
@@ -47,7 +49,7 @@ pub const DROPOUT_BLOCK: [usize; 2] = [ROWS, GRADIENT_PANEL];
 pub enum WeightView<'a> {
     /// Single precision.
     F32(&'a [f32]),
-    /// Half precision, converted in panels.
+    /// Half precision, multiplied as it is, or converted in panels.
     Bf16(&'a [bf16]),
     /// Few bits, converted in panels.
     Quantized(&'a QuantizedMatrix),
@@ -90,13 +92,16 @@ pub fn forward(
 ) -> Vec<f32> {
     let [tokens, inputs] = x_ni.shape;
     let outputs = w_oi.len() / inputs.max(1);
-    let few = tokens <= FEW;
+    let halves = w_oi.halves(inputs).map(|w| (Left::rounded(x_ni.data, x_ni.shape), Right::Transposed(w)));
+    let few = tokens <= FEW && halves.is_none();
     // Columns beyond the tokens are zeros: with them rows are whole registers.
     let columns = tokens.next_multiple_of(matrix::REGISTER);
     let x_in = if few { transposed(x_ni, columns) } else { Vec::new() };
     let width = if few { ROW_PANEL } else { PANEL };
     matrix::build([tokens, outputs], width, work(tokens, w_oi.len()), |panel, out| {
-        let mut out = if few {
+        let mut out = if let Some((x, w)) = &halves {
+            x.product(*w, panel.clone(), out)
+        } else if few {
             w_oi.with_rows(panel.clone(), inputs, columns, |w_pi, y_pn| {
                 let x_in = Mat::new(&x_in, [inputs, columns], columns);
                 product(&mut MatMut::new(y_pn, [panel.len(), columns]), Accumulate::Fresh, 1.0, w_pi, x_in);
@@ -169,10 +174,13 @@ fn transposed(x: DenseView<'_>, columns: usize) -> Vec<f32> {
 pub fn input_gradient(g_no: DenseView<'_>, w_oi: WeightView<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
+    let halves =
+        w_oi.halves(outputs).map(|w| (Left::rounded(g_no.data, g_no.shape), Right::Plain(w, inputs)));
     matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
-        let mut out = match w_oi {
+        let mut out = match (&halves, w_oi) {
+            (Some((g, w)), _) => g.product(*w, panel.clone(), out),
             // A copy pays when it is read many times.
-            WeightView::F32(w) if tokens <= FEW => {
+            (None, WeightView::F32(w)) if tokens <= FEW => {
                 out.panel_product(g_no.mat(), Mat::new(w, [outputs, inputs], inputs).cols(panel.clone()))
             }
             _ => w_oi.with_cols(panel.clone(), [outputs, inputs], |w| out.panel_product(g_no.mat(), w)),
@@ -282,7 +290,15 @@ fn by_rows(
     buffer
 }
 
-impl WeightView<'_> {
+impl<'a> WeightView<'a> {
+    /// The values, if they are multiplied as they are over an inner dimension of `depth`.
+    fn halves(&self, depth: usize) -> Option<&'a [bf16]> {
+        match self {
+            Self::Bf16(values) if precision::multiplies_bfloat16(depth) => Some(values),
+            _ => None,
+        }
+    }
+
     fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),

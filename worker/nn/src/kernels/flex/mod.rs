@@ -11,6 +11,7 @@
 
 mod attention;
 mod attention_ops;
+mod bfloat16_product;
 mod border;
 mod cross_entropy;
 mod linear;
@@ -35,6 +36,7 @@ use burn_flex::Layout;
 
 use self::border::primitive;
 pub use self::{
+    bfloat16_product::{is_available as has_bfloat16_products, scratch as bfloat16_scratch},
     linear::{DROPOUT_BLOCK, FEW as FEW_TOKENS, PANEL as PANEL_COLUMNS},
     simd::vectorised,
     spans::QUERY_BLOCK,

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::kernels::{
     DROPOUT_BLOCK, FEW_TOKENS, GradientSlot, JoinedGradients, JoinedLayers, JoinedSaved, LinearOps, LowRank,
-    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, packed::PackedMatrix,
+    LowRankGradients, LowRankSaved, PANEL_COLUMNS, Weight, WeightOps, flex::bfloat16_scratch,
+    packed::PackedMatrix, precision,
 };
 
 impl WeightOps for Sizes {
@@ -30,14 +31,14 @@ impl LinearOps for Sizes {
             return on_gpu::linear(x_ni, w_oi, bias_o);
         }
         let ([rows, inputs], [outputs, _]) = (x_ni.dims(), w_oi.dims());
-        let scratch = panels(rows, &w_oi);
+        let (scratch, beside) = (panels(rows, &w_oi), input_copy(rows, &w_oi));
         Fusion::new([raw(x_ni)])
             .and(held(w_oi))
             .and(bias_o.map(raw))
             .makes([rows, outputs])
             .computes(products::linear([rows, inputs, outputs]))
             .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .beside(beside)
             .one()
     }
 
@@ -48,8 +49,9 @@ impl LinearOps for Sizes {
         }
         let ([rows, outputs], [_, inputs]) = (dy_no.dims(), w_oi.dims());
         let (scratch, flops) = (panels_back(&w_oi), products::linear([rows, inputs, outputs]));
+        let rounded = rounded(rows * outputs, &w_oi, outputs);
         let fused = Fusion::new([raw(dy_no)]).and(held(w_oi));
-        fused.makes([rows, inputs]).computes(flops).needs(scratch).one()
+        fused.makes([rows, inputs]).computes(flops).needs(scratch).beside(rounded).one()
     }
 
     fn linear_weight_gradient(dy_no: Tensor<Self, 2>, x_ni: Tensor<Self, 2>) -> Tensor<Self, 2> {
@@ -75,7 +77,7 @@ impl LinearOps for Sizes {
         }
         let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (inputs * DROPOUT_BLOCK[0].min(rows)) as u64);
-        let scratch = panels(rows, &w_oi).max(dropped);
+        let (scratch, beside) = (panels(rows, &w_oi).max(dropped), input_copy(rows, &w_oi));
         let mut made = Fusion::new([raw(x_ni), raw(update.a_ri.clone()), raw(update.b_or.clone())])
             .and(held(w_oi))
             .and(bias_o.map(raw))
@@ -84,7 +86,7 @@ impl LinearOps for Sizes {
             .computes(products::linear([rows, inputs, outputs]))
             .computes(products::linear([rows, inputs, rank]) + products::linear([rows, rank, outputs]))
             .needs(scratch)
-            .beside(if rows <= FEW_TOKENS { rows * inputs } else { 0 })
+            .beside(beside)
             .run();
         (next(&mut made), next(&mut made))
     }
@@ -101,6 +103,7 @@ impl LinearOps for Sizes {
         let ([rows, inputs], [outputs, _], [rank, _]) = (x_ni.dims(), w_oi.dims(), update.a_ri.dims());
         let dropped = update.dropout.as_ref().map_or(0, |_| 4 * (rows * DROPOUT_BLOCK[1].min(inputs)) as u64);
         let scratch = panels_back(&w_oi).max(dropped);
+        let rounded = if wants_dx { rounded(rows * outputs, &w_oi, outputs) } else { 0 };
         // Through `b`, then the gradients of both; the input's by way of `a`, and by way of the weight.
         let [dense, down, up] =
             [[inputs, outputs], [inputs, rank], [rank, outputs]].map(|[i, o]| products::linear([rows, i, o]));
@@ -111,7 +114,7 @@ impl LinearOps for Sizes {
             .computes(2 * up + down)
             .needs(scratch);
         let fused = if wants_dx { fused.makes([rows, inputs]).computes(dense + down) } else { fused };
-        let mut made = fused.beside(rows * rank).run();
+        let mut made = fused.beside(rows * rank + rounded).run();
         let (da_ri, db_or) = (next(&mut made), next(&mut made));
         LowRankGradients { dx_ni: wants_dx.then(|| next(&mut made)), da_ri, db_or }
     }
@@ -133,9 +136,32 @@ impl LinearOps for Sizes {
     }
 }
 
+/// Whether the weight is multiplied as it is, over an inner dimension of `depth`.
+fn is_half(weight: &Weight<Sizes>, depth: usize) -> bool {
+    weight.dtype() == Some(DType::BF16) && precision::multiplies_bfloat16(depth)
+}
+
+/// Values of float32 that take as much as so many rounded ones; none where nothing is rounded.
+fn rounded(values: usize, weight: &Weight<Sizes>, depth: usize) -> usize {
+    if is_half(weight, depth) { values / 2 } else { 0 }
+}
+
+/// Values of the copy that a forward pass makes of its input.
+fn input_copy(rows: usize, weight: &Weight<Sizes>) -> usize {
+    let inputs = weight.dims()[1];
+    match is_half(weight, inputs) {
+        true => rounded(rows * inputs, weight, inputs),
+        false if rows <= FEW_TOKENS => rows * inputs,
+        false => 0,
+    }
+}
+
 /// Panels of the weight that a thread transposes or converts.
 fn panels(rows: usize, weight: &Weight<Sizes>) -> u64 {
     let [outputs, inputs] = weight.dims();
+    if is_half(weight, inputs) {
+        return 4 * bfloat16_scratch(inputs) as u64;
+    }
     let panel = PANEL_COLUMNS.min(outputs) * inputs;
     let buffer = if rows <= FEW_TOKENS { PANEL_COLUMNS.min(outputs) * rows } else { panel };
     4 * (buffer + if weight.dtype() == Some(DType::F32) { 0 } else { panel }) as u64
@@ -144,5 +170,8 @@ fn panels(rows: usize, weight: &Weight<Sizes>) -> u64 {
 /// Panels of the weight for the gradient of its input.
 fn panels_back(weight: &Weight<Sizes>) -> u64 {
     let [outputs, inputs] = weight.dims();
+    if is_half(weight, outputs) {
+        return 4 * bfloat16_scratch(outputs) as u64;
+    }
     4 * (PANEL_COLUMNS.min(inputs) * outputs) as u64
 }

@@ -12,6 +12,7 @@ use crate::{
     kernels::{
         Dropout, DropoutRows, LinearOps, LowRank, PackedMatrix, Weight,
         dropout::{module_word, row_word},
+        precision,
         quantized::QuantizedMatrix,
         reference,
     },
@@ -21,7 +22,7 @@ type Linear = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>) -> Tensor<A, 
 type Lora = fn(Tensor<A, 2>, Tensor<A, 2>, Option<Tensor<A, 1>>, LowRank<A>) -> Tensor<A, 2>;
 
 fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool) {
-    let x = values([tokens, inputs], 1, 1.0);
+    let x = beside(half, values([tokens, inputs], 1, 1.0));
     let w = values([outputs, inputs], 2, 1.0);
     let w = if half { w.cast(DType::BF16) } else { w };
     let bias = biased.then(|| values([outputs], 3, 1.0));
@@ -30,7 +31,8 @@ fn check_linear([tokens, inputs, outputs]: [usize; 3], biased: bool, half: bool)
 
     let run = |op: Linear| {
         let (x, w, bias) = (leaf(&x), if half { frozen(&w) } else { leaf(&w) }, bias.as_ref().map(leaf));
-        let gradients = pull(op(x.clone(), w.clone(), bias.clone()));
+        let dy = beside(half, values([tokens, outputs], 99, 1.0));
+        let gradients = pull_by(op(x.clone(), w.clone(), bias.clone()), dy);
         let dw = (!half).then(|| gradient(&w, &gradients));
         (gradient(&x, &gradients), dw, bias.map(|bias| gradient(&bias, &gradients)))
     };
@@ -51,7 +53,7 @@ fn dropout<B: Backend>(tokens: usize) -> Dropout<B> {
 }
 
 fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, half: bool, drops: bool) {
-    let x = values([tokens, inputs], 4, 1.0);
+    let x = beside(half, values([tokens, inputs], 4, 1.0));
     let w = values([outputs, inputs], 5, 1.0);
     let w = if half { w.cast(DType::BF16) } else { w };
     let bias = biased.then(|| values([outputs], 6, 1.0));
@@ -65,7 +67,8 @@ fn check_lora([tokens, inputs, outputs]: [usize; 3], rank: usize, biased: bool, 
         let (x, a_ri, b_or) = (leaf(&x), leaf(&a), leaf(&b));
         let dropped = drops.then(|| dropout(tokens));
         let update = LowRank { a_ri: a_ri.clone(), b_or: b_or.clone(), scale: 1.7, dropout: dropped };
-        let gradients = pull(op(x.clone(), frozen(&w), bias.as_ref().map(frozen), update));
+        let dy = beside(half, values([tokens, outputs], 99, 1.0));
+        let gradients = pull_by(op(x.clone(), frozen(&w), bias.as_ref().map(frozen), update), dy);
         [gradient(&x, &gradients), gradient(&a_ri, &gradients), gradient(&b_or, &gradients)]
     };
     for (i, (found, expected)) in run(A::lora_linear).into_iter().zip(run(reference::lora_linear)).enumerate()
@@ -230,4 +233,20 @@ fn linear_layers_do_not_depend_on_threads() {
         found.push(bits(gradient(&trained, &gradients)));
         found
     });
+}
+
+#[test]
+fn a_run_may_have_half_precision_weights_widened() {
+    let of = |half: bool, allowed: bool| {
+        precision::allow_bfloat16_matmul(allowed);
+        let (x, w, dy) = (values([70, 130], 21, 1.0), values([66, 130], 22, 1.0), values([70, 66], 23, 1.0));
+        let w = w.cast(DType::BF16);
+        let w = if half { w } else { w.cast(DType::F32) };
+        let y = <F as LinearOps>::linear(x, w.clone(), None);
+        [y, F::linear_input_gradient(dy, w)].map(bits)
+    };
+    let wide = of(false, true);
+    assert!(of(true, false) == wide);
+    let [rounds, has] = [of(true, true) != wide, precision::has_bfloat16_products()];
+    assert_eq!(rounds, has, "only a processor with the instruction rounds");
 }

@@ -7,7 +7,7 @@ mod rowwise;
 
 use burn::{
     backend::{Autodiff, Flex},
-    tensor::{Tensor, TensorData, backend::AutodiffBackend},
+    tensor::{DType, Tensor, TensorData, backend::AutodiffBackend},
 };
 
 /// Backend of the values.
@@ -41,9 +41,19 @@ fn frozen<const D: usize>(x: &Tensor<F, D>) -> Tensor<A, D> {
     Tensor::from_inner(x.clone())
 }
 
+/// Beside a weight in half precision the nearest values that bfloat16 has, which a processor that multiplies
+/// such a weight as it is rounds to themselves.
+fn beside<const D: usize>(half: bool, x: Tensor<F, D>) -> Tensor<F, D> {
+    if half { x.cast(DType::BF16).cast(DType::F32) } else { x }
+}
+
 /// Gradients of `sum y * dy` with a fixed, uneven `dy`.
 fn pull<const D: usize>(y: Tensor<A, D>) -> Gradients {
-    let dy = values(y.dims(), 99, 1.0);
+    pull_by(y.clone(), values(y.dims(), 99, 1.0))
+}
+
+/// Gradients of `sum y * dy`.
+fn pull_by<const D: usize>(y: Tensor<A, D>, dy: Tensor<F, D>) -> Gradients {
     (y * Tensor::from_inner(dy)).sum().backward()
 }
 

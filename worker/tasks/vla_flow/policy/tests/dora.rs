@@ -44,6 +44,8 @@ fn recompute_and_streaming_change_no_bit_under_dora() {
 
 #[test]
 fn a_new_adapter_with_magnitudes_leaves_the_model_as_it_was() {
+    // Where inputs are rounded for a product, a difference in the last bit becomes one of bfloat16's.
+    coxswain_nn::kernels::precision::allow_bfloat16_matmul(false);
     for dtype in ["float32", "bfloat16", "nf4", "int8"] {
         let model = ("model", json!({"path": MODEL, "weights_dtype": dtype}));
         let hidden = |lora: (&'static str, Value)| {
