@@ -25,6 +25,8 @@ fn losses(device: DeviceChoice, [weights, activations]: Dtypes, steps: usize) ->
         format!("train.steps={steps}"),
         format!("model.weights_dtype={weights}"),
         format!("model.activations_dtype={activations}"),
+        // A CPU is what others are held against: it computes in float32.
+        "launch.bfloat16_matmul=false".to_owned(),
         "train.global_batch=4".to_owned(),
         "train.micro_batch=4".to_owned(),
         "train.checkpoint_every=0".to_owned(),
