@@ -45,21 +45,21 @@ pub fn is_available() -> bool {
 }
 
 /// The left factor, `[n, k]`: rounded, which only a processor with the instruction has a use for.
-pub struct Left {
+pub struct LeftFactor {
     values: Vec<bf16>,
     shape: [usize; 2],
 }
 
 /// The right factor, of which a product reads some columns.
 #[derive(Clone, Copy)]
-pub enum Right<'a> {
+pub enum RightFactor<'a> {
     /// `[columns, k]`: the product is with its transpose.
     Transposed(&'a [bf16]),
     /// `[k, columns]`, so many columns.
     Plain(&'a [bf16], usize),
 }
 
-impl Left {
+impl LeftFactor {
     /// Rounds a matrix with an even number of columns.
     pub fn rounded(data: &[f32], shape: [usize; 2]) -> Self {
         assert!(is_available() && shape[1].is_multiple_of(2), "no bfloat16 product of {shape:?}");
@@ -67,7 +67,12 @@ impl Left {
     }
 
     /// The product with at most [`WIDTH`] columns of `right`.
-    pub fn product<'a>(&self, right: Right<'_>, columns: Range<usize>, out: UnwrittenMat<'a>) -> MatMut<'a> {
+    pub fn product<'a>(
+        &self,
+        right: RightFactor<'_>,
+        columns: Range<usize>,
+        out: UnwrittenMat<'a>,
+    ) -> MatMut<'a> {
         let ([rows, depth], mut out) = (self.shape, out.filled(0.0));
         assert!(out.shape() == [rows, columns.len()] && columns.len() <= WIDTH, "a panel of another shape");
         scratch::with(scratch(depth), |scratch| {
@@ -101,9 +106,8 @@ impl Left {
     }
 }
 
-impl Right<'_> {
-    /// Writes some pairs of some columns to `panel`; what lies beyond the columns is of no value. `copy` is
-    /// as large.
+impl RightFactor<'_> {
+    /// Writes some pairs of some columns to `panel`, whose other columns mean nothing. `copy` is as large.
     fn pack(
         &self,
         columns: Range<usize>,
@@ -198,8 +202,8 @@ mod tests {
         (0..len).map(|i| ((i * 7919 + seed) % 1009) as f32 / 311.0 - 1.6).collect()
     }
 
-    fn product(x: &[f32], right: Right<'_>, [rows, depth, columns]: [usize; 3]) -> Vec<f32> {
-        let left = Left::rounded(x, [rows, depth]);
+    fn product(x: &[f32], right: RightFactor<'_>, [rows, depth, columns]: [usize; 3]) -> Vec<f32> {
+        let left = LeftFactor::rounded(x, [rows, depth]);
         matrix::build([rows, columns], WIDTH, Work::values(0), |range, out| left.product(right, range, out))
     }
 
@@ -213,8 +217,8 @@ mod tests {
             let w: Vec<bf16> = values(columns * depth, 11).into_iter().map(narrow).collect();
             let plain: Vec<bf16> =
                 (0..depth * columns).map(|i| w[i % columns * depth + i / columns]).collect();
-            let y = product(&x, Right::Transposed(&w), [rows, depth, columns]);
-            assert_eq!(y, product(&x, Right::Plain(&plain, columns), [rows, depth, columns]));
+            let y = product(&x, RightFactor::Transposed(&w), [rows, depth, columns]);
+            assert_eq!(y, product(&x, RightFactor::Plain(&plain, columns), [rows, depth, columns]));
             for (i, &y) in y.iter().enumerate() {
                 let (row, column) = (&x[i / columns * depth..][..depth], &w[i % columns * depth..][..depth]);
                 let terms =
@@ -223,7 +227,7 @@ mod tests {
                     terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
                 let roundings = f64::from(f32::EPSILON) * (depth / 2).max(2) as f64;
                 assert!((f64::from(y) - exact).abs() <= roundings * size, "{i}: {y} for {exact}");
-                assert_eq!([y], *product(row, Right::Transposed(column), [1, depth, 1]), "{i} alone");
+                assert_eq!([y], *product(row, RightFactor::Transposed(column), [1, depth, 1]), "{i} alone");
             }
         }
     }

@@ -18,7 +18,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::{
-    bfloat16_product::{self, Left, Right},
+    bfloat16_product::{self, LeftFactor, RightFactor},
     matrix::{self, Accumulate, Mat, MatMut, product},
     parallel::{self, Work},
     scratch, simd,
@@ -92,7 +92,8 @@ pub fn forward(
 ) -> Vec<f32> {
     let [tokens, inputs] = x_ni.shape;
     let outputs = w_oi.len() / inputs.max(1);
-    let halves = w_oi.halves(inputs).map(|w| (Left::rounded(x_ni.data, x_ni.shape), Right::Transposed(w)));
+    let halves =
+        w_oi.halves(inputs).map(|w| (LeftFactor::rounded(x_ni.data, x_ni.shape), RightFactor::Transposed(w)));
     let few = tokens <= FEW && halves.is_none();
     // Columns beyond the tokens are zeros: with them rows are whole registers.
     let columns = tokens.next_multiple_of(matrix::REGISTER);
@@ -174,8 +175,9 @@ fn transposed(x: DenseView<'_>, columns: usize) -> Vec<f32> {
 pub fn input_gradient(g_no: DenseView<'_>, w_oi: WeightView<'_>, update: Option<Update<'_>>) -> Vec<f32> {
     let [tokens, outputs] = g_no.shape;
     let inputs = w_oi.len() / outputs.max(1);
-    let halves =
-        w_oi.halves(outputs).map(|w| (Left::rounded(g_no.data, g_no.shape), Right::Plain(w, inputs)));
+    let halves = w_oi
+        .halves(outputs)
+        .map(|w| (LeftFactor::rounded(g_no.data, g_no.shape), RightFactor::Plain(w, inputs)));
     matrix::build([tokens, inputs], PANEL, work(tokens, w_oi.len()), |panel, out| {
         let mut out = match (&halves, w_oi) {
             (Some((g, w)), _) => g.product(*w, panel.clone(), out),
