@@ -49,7 +49,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/models/families/t5", 1530),
     ("worker/models/joint", 640),
     ("worker/models/two_towers", 2480),
-    ("worker/nn", 16_360),
+    ("worker/nn", 16_370),
     ("worker/policies", 3020),
     ("worker/policies/gr00t", 1620),
     ("worker/policies/pi", 520),
