@@ -20,18 +20,20 @@ fn a_rank_that_is_slowed_down_is_named_with_what_takes_longer_and_told_when_it_k
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("run");
     let output_dir = format!("run.output_dir={}", output.display());
-    let arguments = ["run", "configs/quickstart.yaml", &output_dir, "train.steps=80", "eval.samples=0"];
-    let fault = [("COX_FAULT_SLOW", "rank=1 step=8 until=36 percent=130 part=data")];
+    let arguments = ["run", "configs/quickstart.yaml", &output_dir, "train.steps=120", "eval.samples=0"];
+    // Far beyond what a busy machine does to one rank's compute; how little is enough, the coordinator's own
+    // tests say.
+    let fault = [("COX_FAULT_SLOW", "rank=1 step=8 until=36 percent=300 part=data")];
     let (status, printed) = CoxProcess::start_with(&arguments, &fault).finish();
     assert!(status.success(), "{printed}");
     let lines: Vec<&str> = printed.lines().collect();
     let place = |text: &str| lines.iter().position(|line| line.contains(text));
     let named = place("rank 1 is slow: ").unwrap_or_else(|| panic!("{printed}"));
     assert!(lines[named].contains("mostly in data"), "{}", lines[named]);
-    let twenty = place("28/80").unwrap_or_else(|| panic!("{printed}"));
+    let twenty = place("28/120").unwrap_or_else(|| panic!("{printed}"));
     assert!(named < twenty, "step 27 is the twentieth that is slow: {printed}");
     assert!(place("rank 1 is no longer slow").is_some_and(|well| well > named), "{printed}");
-    assert_eq!(read_json(&output.join("summary.json"))["steps"], 80);
+    assert_eq!(read_json(&output.join("summary.json"))["steps"], 120);
 }
 
 #[test]
