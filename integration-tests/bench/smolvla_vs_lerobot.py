@@ -7,7 +7,7 @@
 PLACE gets a policy of 450,046,176 random parameters (1.8 GB) as LeRobot writes it, the configuration and tokenizer of its vision-language model, and a data
 set with two cameras of 480 x 640; what is there is used again. Both sides train what LeRobot trains by default (99,880,992 parameters, the vision-language
 model is frozen), in float32, a chunk of 50 actions, clipping and AdamW (PyTorch's fused). Ours is a whole `cox run` with one worker, which reads and decodes
-its samples meanwhile. LeRobot's batch is prepared once. --kept 1: ours takes the tower's features from its cache, which an earlier run has filled.
+its samples meanwhile. LeRobot's batch is prepared once. --kept 1: ours takes the tower's features from its cache, which an earlier run has filled; --kept 2: keys and values of every layer.
 --bf16 1: the frozen model is bfloat16 on both sides, and in LeRobot most of the expert, too, as for those who start from the published policy. Step times and memory: beside_torch.py.
 """
 import json
@@ -86,7 +86,8 @@ def prepare(a, folder):
     data = {"path": str(place / "data"), "cameras": [f"observation.images.{name}" for name in CAMERAS], "horizon": CHUNK}
     dtype = "bfloat16" if a.bf16 else "float32"
     config = {"model": {"path": str(place / "policy"), "backbone": str(place / "vlm"), "weights_dtype": dtype}, "data": data}
-    cache = {"cache": {"mode": "exact", "dir": str(folder / "features")}} if a.kept else {}
+    tap = "final" if a.kept == 2 else "auto"
+    cache = {"cache": {"mode": "exact", "tap": tap, "dir": str(folder / "features")}} if a.kept else {}
     path = bench.cox_run(a, folder, config | cache, "vla_flow")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"optimizer": {"lr": {"expert": 1e-4}}, "eval": {"samples": 0}}))
     if a.kept:

@@ -3,6 +3,8 @@
 use coxswain_models::pretrained::prompts::{DropoutKeys, Prompts};
 use coxswain_proto::run_spec::Recompute;
 
+use crate::policy::KeptTokens;
+
 /// What a policy sees of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyObservation<'b> {
@@ -12,8 +14,17 @@ pub struct PolicyObservation<'b> {
     pub image: u32,
     /// Normalised states, `[b, padded]`.
     pub state: &'b [f32],
-    /// What was kept of them, `[tokens, d]`, in the place of pixels.
-    pub features: Option<&'b [f32]>,
+    /// What was kept of them, in the place of pixels.
+    pub features: Option<KeptFeatures<'b>>,
+}
+
+/// What was kept of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptFeatures<'b> {
+    /// Of which tokens, and what.
+    pub of: KeptTokens,
+    /// `[tokens, width]`.
+    pub values: &'b [f32],
 }
 
 /// What a training pass is besides its inputs.

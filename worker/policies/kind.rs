@@ -128,21 +128,21 @@ impl PolicyKind {
         }
     }
 
-    /// What of a sample may be kept.
-    pub fn kept(&self, vlm: &JointOutline) -> KeptTokens {
+    /// What of a sample may be kept: `deep` as the language model makes it, where there is a choice.
+    pub fn kept(&self, vlm: &JointOutline, deep: bool) -> KeptTokens {
         match self {
+            Self::SmolVla(_) | Self::Pi(_) if deep => KeptTokens::KeysValues,
             Self::SmolVla(_) | Self::Pi(_) => KeptTokens::Images(vlm.image_tokens()),
             Self::Gr00t(_) => KeptTokens::Prompt,
         }
     }
 
-    /// Whether what may be kept depends on the module, or on the module that a tensor of this name is part
-    /// of.
-    pub fn is_kept_above(&self, name: &str) -> bool {
-        let place = (self.rules().place)(name);
-        match self {
-            Self::SmolVla(_) | Self::Pi(_) => matches!(place, Place::Vision(_)),
-            Self::Gr00t(_) => matches!(place, Place::Vision(_) | Place::Table | Place::Layer(_)),
+    /// Whether what is kept depends on the module, or on the module that a tensor of this name is part of.
+    pub fn is_kept_above(&self, kept: KeptTokens, name: &str) -> bool {
+        match (self.rules().place)(name) {
+            Place::Vision(_) => true,
+            Place::Table | Place::Layer(_) => !matches!(kept, KeptTokens::Images(_)),
+            _ => false,
         }
     }
 

@@ -63,7 +63,7 @@ mod suffix;
 mod tuning;
 
 pub use self::{
-    batch::{Draws, PolicyObservation, Training},
+    batch::{Draws, KeptFeatures, PolicyObservation, Training},
     groups::EXPERT,
     kind::PolicyKind,
     pass::{PassJob, run as run_pass},

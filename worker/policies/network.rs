@@ -29,7 +29,7 @@ use crate::{
     batch::{Draws, PolicyObservation, Training},
     dropped::{SampleRows, SuffixRows},
     kept::{KeptSegment, recorded},
-    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    policy::{BackwardPass, KeptTokens, Policy, PolicyFiles, PolicySizes, Velocity},
     prefix::{Prefix, PrefixPass},
     source::ExpertSource,
     suffix::{Inputs, LayerPlace, Suffix, SuffixPart, SuffixSegment, in_rows},
@@ -227,16 +227,14 @@ impl<B: Tape<Base = B>, S: Suffix<B>> Policy<B> for PolicyNetwork<B, S> {
         Ok((predicted, Box::new(move |dv_nc, grads| self.backward(trainables, trace, dv_nc, grads))))
     }
 
-    fn feature_width(&self) -> usize {
-        self.vlm.outline().layer.width
-    }
-
     fn features(
         &self,
         trainables: &Trainables<B>,
         observed: PolicyObservation<'_>,
+        kept: KeptTokens,
     ) -> Result<Tensor<B, 2>, PassError> {
-        Ok(self.prefix(trainables, observed, None).image_features()?)
+        let pass = self.prefix(trainables, observed, None);
+        Ok(if kept == KeptTokens::KeysValues { pass.keys_values()? } else { pass.image_features()? })
     }
 
     fn sampler<'a>(

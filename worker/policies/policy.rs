@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use coxswain_models::vision_language::PassError;
+use coxswain_models::{joint::JointOutline, vision_language::PassError};
 use coxswain_nn::{
     dtypes::FrozenDtype,
     kernels::Tape,
@@ -67,6 +67,18 @@ pub enum KeptTokens {
     Images(usize),
     /// Hidden states of the whole prompt.
     Prompt,
+    /// Keys and values of the whole prompt, in every layer.
+    KeysValues,
+}
+
+impl KeptTokens {
+    /// Values of a token.
+    pub fn width(self, vlm: &JointOutline) -> usize {
+        match self {
+            Self::Images(_) | Self::Prompt => vlm.layer.width,
+            Self::KeysValues => 2 * vlm.layers * vlm.layer.kv_width(),
+        }
+    }
 }
 
 /// Velocities `[b * chunk, padded]` of actions on their way along the flow, without a tape.
@@ -89,14 +101,12 @@ pub trait Policy<B: Tape<Base = B>> {
         draws: Draws<'_>,
     ) -> Result<(Tensor<B, 2>, BackwardPass<'a, B>), PassError>;
 
-    /// Values of a token's feature.
-    fn feature_width(&self) -> usize;
-
-    /// What may be kept of a micro-batch, `[tokens, d]`, as [`PolicyObservation`] has it.
+    /// What is to be kept of a micro-batch, `[tokens, width]`, as [`PolicyObservation`] has it.
     fn features(
         &self,
         trainables: &Trainables<B>,
         observed: PolicyObservation<'_>,
+        kept: KeptTokens,
     ) -> Result<Tensor<B, 2>, PassError>;
 
     /// What predicts velocities for sampling: the prefix is run here, once.

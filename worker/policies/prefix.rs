@@ -4,7 +4,7 @@
 //! Every token of a prefix sees every other, and none sees what follows it. Layers below the first that
 //! trains run without a tape. From there on a layer is a segment, `[b * s, d]` to one row in which what the
 //! next layer reads is followed by keys and by values, whose gradients come from what attends to them. Of the
-//! last layer nothing is needed but keys and values.
+//! last layer nothing is needed but keys and values. Where all of them were kept, no layer runs.
 
 use std::ops::Range;
 
@@ -25,6 +25,7 @@ use coxswain_proto::run_spec::Recompute;
 use crate::{
     batch::PolicyObservation,
     kept::KeptSegment,
+    policy::KeptTokens,
     rotary::{Rotary, placed},
 };
 
@@ -96,8 +97,12 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
             mask: AttentionMask::Keys(valid.into()),
             dropout: self.dropout.clone(),
         };
-        let (mut x_nd, embedding) = self.embedded(recompute.is_some())?;
         let count = model.layers().len();
+        if let Some(known) = observed.features.filter(|kept| kept.of == KeptTokens::KeysValues) {
+            let (layers, kept, valid) = (self.known(known.values)?, Vec::new(), valid.to_vec());
+            return Ok(Prefix { layers, valid, seq, first: count, kept, embedding: None, context });
+        }
+        let (mut x_nd, embedding) = self.embedded(recompute.is_some())?;
         let trains = |number: &usize| model.layers()[*number].trains();
         let first = match (recompute, &embedding) {
             (None, _) => count,
@@ -172,10 +177,7 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
         let outline = model.outline();
         if let Some(kept) = observed.features {
             let width = outline.layer.width;
-            if B::VALUES && kept.len() != tokens * width {
-                return Err(TokenError::Pixels { found: kept.len(), patches: tokens, width });
-            }
-            return Ok((placed(kept.to_vec(), [tokens, width], device), None));
+            return Ok((kept_rows(kept.values, [tokens, width], device)?, None));
         }
         let squares_mo = self.squares(tokens)?;
         let segment = ConnectorSegment(model.connector());
@@ -204,6 +206,33 @@ impl<'a, B: Tape<Base = B>> PrefixPass<'a, '_, B> {
         }
         let pixels = if B::VALUES { prompts.pieces().concat() } else { Vec::new() };
         Ok(model.tower(trainables, placed(pixels, [patches, values], device)))
+    }
+
+    /// Keys and values of every layer, `[b * s, kv]`, of those `[tokens, layers * 2 * kv]` of the rows' own
+    /// tokens that were kept. Padding has those of the first: nothing attends to it.
+    fn known(&self, values: &[f32]) -> Result<Vec<[Tensor<B, 2>; 2]>, TokenError> {
+        let outline = self.model.outline();
+        let (kv, cells) = (outline.layer.kv_width(), self.cells());
+        let shape = [cells.len(), KeptTokens::KeysValues.width(outline)];
+        let kept_tw = kept_rows::<B>(values, shape, self.device)?;
+        let mut sources = vec![0; self.observed.prompts.input_ids.len()];
+        cells.into_iter().zip(0..).for_each(|(cell, token)| sources[cell] = token);
+        let sources = places::<B>(sources, self.device);
+        let part = |number| kept_tw.clone().narrow(1, number * kv, kv).select(0, sources.clone());
+        Ok((0..outline.layers).map(|layer| [2 * layer, 2 * layer + 1].map(part)).collect())
+    }
+
+    /// The tokens that are a row's, among those of all rows.
+    fn cells(&self) -> Vec<usize> {
+        let prompts = self.observed.prompts;
+        prompts.rows.cells(prompts.input_ids.len()).into_iter().flatten().collect()
+    }
+
+    /// Keys and values of every layer, `[tokens, layers * 2 * kv]`, to be kept.
+    pub fn keys_values(&self) -> Result<Tensor<B, 2>, TokenError> {
+        let cells = self.cells().into_iter().map(|cell| cell as i32).collect();
+        let layers = self.run()?.layers.into_iter().flatten().collect();
+        Ok(Tensor::cat(layers, 1).select(0, places(cells, self.device)))
     }
 
     /// Features of all images, `[tokens, d]`, to be kept.
@@ -309,6 +338,18 @@ impl<B: Tape<Base = B>> Segment<B> for ConnectorSegment<'_, B> {
     fn run<T: Tape<Base = B>>(&self, params: &ParamScope<'_, T>, inputs: &[Tensor<T, 2>]) -> Tensor<T, 2> {
         self.0.forward(params, inputs[0].clone())
     }
+}
+
+/// What was kept, in this shape.
+fn kept_rows<B: ModelBackend>(
+    values: &[f32],
+    [tokens, width]: [usize; 2],
+    device: &B::Device,
+) -> Result<Tensor<B, 2>, TokenError> {
+    if B::VALUES && values.len() != tokens * width {
+        return Err(TokenError::Pixels { found: values.len(), patches: tokens, width });
+    }
+    Ok(placed(values.to_vec(), [tokens, width], device))
 }
 
 fn places<B: ModelBackend>(places: Vec<i32>, device: &B::Device) -> Tensor<B, 1, Int> {

@@ -46,10 +46,15 @@ impl<'a> Savings<'a> {
         }
     }
 
-    fn push(&mut self, what: &str, setting: String, remark: &str, peak: u64) {
+    /// A change with this peak, which is worth its price whether it saves memory or not.
+    pub fn offer(&mut self, what: &str, setting: &str, remark: String, peak: u64) {
         let saves = self.now as i64 - peak as i64;
-        if saves > 0 {
-            self.found.push(Suggestion { what: what.into(), setting, saves, remark: remark.into() });
+        self.found.push(Suggestion { what: what.into(), setting: setting.into(), saves, remark });
+    }
+
+    fn push(&mut self, what: &str, setting: String, remark: &str, peak: u64) {
+        if peak < self.now {
+            self.offer(what, &setting, remark.into(), peak);
         }
     }
 

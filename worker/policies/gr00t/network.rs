@@ -36,7 +36,7 @@ use super::{
 use crate::{
     batch::{Draws, PolicyObservation, Training},
     network::PolicyLoad,
-    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
+    policy::{BackwardPass, KeptTokens, Policy, PolicyFiles, PolicySizes, Velocity},
     source::ExpertSource,
 };
 
@@ -174,7 +174,7 @@ impl<B: Tape<Base = B>> Gr00tPolicy<B> {
         recompute: Recompute,
         dropout: Option<DropoutKeys<'a>>,
     ) -> Result<Box<dyn VlRun<B> + 'a>, PassError> {
-        let kept = observed.features.map(|values| KeptInput { tap: self.tap(), values });
+        let kept = observed.features.map(|kept| KeptInput { tap: self.tap(), values: kept.values });
         let retention = Retention::in_float32(recompute);
         Ok(self.vlm.run(VlPass { prompts: observed.prompts, kept, trainables, retention, dropout })?)
     }
@@ -229,14 +229,11 @@ impl<B: Tape<Base = B>> Policy<B> for Gr00tPolicy<B> {
         Ok((velocity, Box::new(backward)))
     }
 
-    fn feature_width(&self) -> usize {
-        self.config.head.context
-    }
-
     fn features(
         &self,
         trainables: &Trainables<B>,
         observed: PolicyObservation<'_>,
+        _kept: KeptTokens,
     ) -> Result<Tensor<B, 2>, PassError> {
         let run = self.run(trainables, observed, Recompute::None, None)?;
         let hidden_nd = run.until(self.tap())?;

@@ -35,7 +35,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Draws, Policy, PolicyFiles, PolicyKind, PolicyObservation, Training, TuningSettings,
+    Draws, KeptFeatures, KeptTokens, Policy, PolicyFiles, PolicyKind, PolicyObservation, Training,
+    TuningSettings,
     directory::{MeanStd, PolicyDirectory},
     export::{Export, PROCESSORS, Statistics, write},
     golden::{GoldenPolicy, VALUES, close},

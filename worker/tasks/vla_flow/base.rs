@@ -24,7 +24,7 @@ use coxswain_nn::{
     lora::Module,
 };
 use coxswain_policies::{
-    PolicyKind, TuningSettings,
+    KeptTokens, PolicyKind, TuningSettings,
     directory::{PolicyDirectory, is_policy},
     pi::told_tokens,
 };
@@ -96,6 +96,12 @@ impl PolicyBase {
         self.kind.tuned(&self.directory, &self.outline, TuningSettings::default())
     }
 
+    /// What a run keeps of samples, if it keeps anything.
+    pub fn kept(&self, spec: &RunSpec) -> KeptTokens {
+        let deep = TapSetting::try_from(&spec.cache.tap).is_ok_and(|tap| tap == TapSetting::Final);
+        self.kind.kept(&self.outline, deep)
+    }
+
     /// Modules of the policy.
     pub fn modules(&self) -> Vec<Module> {
         self.kind.modules(&self.directory, &self.outline)
@@ -138,12 +144,14 @@ impl PolicyBase {
             ),
             (
                 spec.cache.mode == CacheMode::Off
-                    || matches!(
-                        TapSetting::try_from(&spec.cache.tap),
-                        Ok(TapSetting::Auto | TapSetting::Vision)
-                    ),
+                    || match TapSetting::try_from(&spec.cache.tap) {
+                        Ok(TapSetting::Auto | TapSetting::Final) => true,
+                        Ok(TapSetting::Vision) => !matches!(self.kind, PolicyKind::Gr00t(_)),
+                        _ => false,
+                    },
                 "cache.tap",
-                "must be `auto` or `vision` for a LeRobot policy; use `auto`".into(),
+                "must be `auto` or `final` for a LeRobot policy, or, for SmolVLA and pi, `vision`; use `auto`"
+                    .into(),
             ),
             (
                 vla.expert == Expert { loss: vla.expert.loss, ..Expert::default() },

@@ -202,22 +202,25 @@ fn what_dropout_drops_does_not_depend_on_recompute() {
 
 #[test]
 fn kept_features_give_the_bits_of_the_pixels() {
-    let lora = lora(".*(text_model|lm_expert).*_proj");
-    let (policy, trainables) = policy_of(asked(&lora, &[]));
     let expected = golden();
     let step = Step::of(&expected, &config());
-    let features = policy.features(&trainables, step.batch.observed()).expect("it fits");
-    assert_eq!(features.dims()[1], policy.feature_width());
-    let features = vector(features);
-    let observed = PolicyObservation { features: Some(&features), ..step.batch.observed() };
-    let prompts = Prompts { pixel_values: &[], ..observed.prompts };
-    let of = |observed| {
-        let (velocity, _) = policy.forward_kept(&trainables, PLAIN, observed, step.draws()).expect("it fits");
-        vector(velocity)
-    };
-    assert_eq!(of(step.batch.observed()), of(PolicyObservation { prompts, ..observed }));
-    let less = PolicyObservation { features: Some(&features[1..]), ..observed };
-    assert!(policy.forward_kept(&trainables, PLAIN, less, step.draws()).is_err());
+    for (targets, of) in [
+        (".*(text_model|lm_expert).*_proj", KeptTokens::Images(4)),
+        (".*lm_expert.*_proj", KeptTokens::KeysValues),
+    ] {
+        let lora = lora(targets);
+        let (policy, trainables) = policy_of(asked(&lora, &[]));
+        let features = vector(policy.features(&trainables, step.batch.observed(), of).expect("it fits"));
+        let kept = |values| {
+            let observed = step.batch.observed();
+            let prompts = Prompts { pixel_values: &[], ..observed.prompts };
+            PolicyObservation { prompts, features: Some(KeptFeatures { of, values }), ..observed }
+        };
+        let through = |observed| policy.forward_kept(&trainables, PLAIN, observed, step.draws());
+        let velocity = |observed| vector(through(observed).expect("it fits").0);
+        assert_eq!(velocity(step.batch.observed()), velocity(kept(&features)), "{of:?}");
+        assert!(through(kept(&features[1..])).is_err());
+    }
 }
 
 #[test]

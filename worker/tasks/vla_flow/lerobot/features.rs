@@ -1,5 +1,5 @@
-//! What may be kept of a policy: features of images, which tower and connector make of pixels alone; or
-//! hidden states of whole prompts, where a policy reads those.
+//! What may be kept of a policy: features of images, which tower and connector make of pixels alone; keys
+//! and values of whole prompts in every layer; or their hidden states, where a policy reads those.
 
 use coxswain_models::pretrained::frozen::frozen_tensors;
 use coxswain_nn::{
@@ -16,19 +16,20 @@ use crate::{
 };
 
 /// Which tokens of a sample have features.
-pub fn shape(base: &PolicyBase) -> FeatureShape {
-    let width = base.outline.layer.width;
-    match base.kind.kept(&base.outline) {
+pub fn shape(base: &PolicyBase, kept: KeptTokens) -> FeatureShape {
+    let width = kept.width(&base.outline);
+    match kept {
         KeptTokens::Images(tokens) => FeatureShape::new(width, move |_, images| images.len() * tokens),
-        KeptTokens::Prompt => FeatureShape::every_token(width),
+        KeptTokens::Prompt | KeptTokens::KeysValues => FeatureShape::every_token(width),
     }
 }
 
 impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     fn tap(&self) -> String {
-        match self.base.kind.kept(&self.base.outline) {
+        match self.passes.kept {
             KeptTokens::Images(_) => "the features of the images (tower and connector)".into(),
             KeptTokens::Prompt => "the hidden states of the prompts".into(),
+            KeptTokens::KeysValues => "keys and values of the prompts in every layer".into(),
         }
     }
 
@@ -41,7 +42,7 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     }
 
     fn shape(&self) -> FeatureShape {
-        shape(&self.base)
+        shape(&self.base, self.passes.kept)
     }
 
     fn resting(&self) -> Group {
@@ -50,12 +51,14 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
 
     fn row_values(&self, batch: &dyn Batch) -> Vec<usize> {
         let batch: &MicroBatch = batch.content();
-        let width = self.base.outline.layer.width;
-        match self.base.kind.kept(&self.base.outline) {
+        let width = self.passes.kept.width(&self.base.outline);
+        match self.passes.kept {
             KeptTokens::Images(tokens) => {
                 batch.images_per_row.iter().map(|&images| images as usize * tokens * width).collect()
             }
-            KeptTokens::Prompt => batch.valid.iter().map(|row| row.len() * width).collect(),
+            KeptTokens::Prompt | KeptTokens::KeysValues => {
+                batch.valid.iter().map(|row| row.len() * width).collect()
+            }
         }
     }
 
@@ -64,10 +67,10 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
     }
 
     fn frozen(&self) -> Result<Box<dyn FrozenWeights>, TaskError> {
-        let PolicyBase { directory, outline, kind, .. } = &self.base;
+        let (PolicyBase { directory, outline, kind, .. }, kept) = (&self.base, self.passes.kept);
         let rules = kind.rules();
         let below = frozen_tensors(rules, &self.base.modules()).into_iter().map(|tensor| tensor.name);
-        let below = below.filter(|name| kind.is_kept_above(name));
+        let below = below.filter(|name| kind.is_kept_above(kept, name));
         let sizes = (outline.image_side, outline.patches, outline.layer);
         let dtype = self.settings.model.weights_dtype;
         let about = format!("{}\n{}\n{dtype:?}\n{sizes:?}", directory.kind(), B::name(&self.passes.device));
@@ -79,9 +82,9 @@ impl<B: Tape<Base = B>> Extractor<B> for PolicyObjective<B> {
 impl<B: Tape<Base = B>> PolicyObjective<B> {
     /// What need not run.
     fn skipped(&self) -> &'static str {
-        match self.base.kind.kept(&self.base.outline) {
+        match self.passes.kept {
             KeptTokens::Images(_) => "the vision tower and the connector",
-            KeptTokens::Prompt => "and the vision-language model",
+            KeptTokens::Prompt | KeptTokens::KeysValues => "and the vision-language model",
         }
     }
 }

@@ -116,7 +116,8 @@ pub(super) fn check(
         }
     }
     let tuned = base.tuned(settings)?;
-    let below = |module: &ModelModule| base.kind.is_kept_above(&format!("{}.weight", module.name));
+    let kept = base.kept(spec);
+    let below = |module: &ModelModule| base.kind.is_kept_above(kept, &format!("{}.weight", module.name));
     let trains = |module: &ModelModule| below(module) && tuned.trains().touches(module);
     let found = base.modules().into_iter().find(trains).filter(|_| spec.cache.mode != CacheMode::Off);
     if let Some(ModelModule { name, .. }) = found {

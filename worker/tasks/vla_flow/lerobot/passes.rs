@@ -12,7 +12,9 @@ use coxswain_nn::{
     kernels::Tape,
     params::{GradientSums, TrainableLayout, Trainables},
 };
-use coxswain_policies::{Draws, NoiseEnd, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training};
+use coxswain_policies::{
+    Draws, KeptFeatures, KeptTokens, NoiseEnd, Policy, PolicyFiles, PolicyObservation, PolicySizes, Training,
+};
 use coxswain_proto::run_spec::{Recompute, RunSpec};
 use coxswain_task::{CachedFeatures, MicroLoss, Pass, StageClock};
 
@@ -63,6 +65,10 @@ pub struct PolicyPasses<B: Tape<Base = B>> {
     pub action: usize,
     /// `expert.loss`.
     pub loss: PolicyLoss,
+    /// What is kept of samples, if anything is.
+    pub kept: KeptTokens,
+    /// Values of a token that are kept.
+    pub kept_width: usize,
     /// Where it is.
     pub device: B::Device,
 }
@@ -88,7 +94,7 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     ) -> Result<(Self, TrainableLayout, Vec<f32>), PolicyError> {
         let dtype = settings.model.weights_dtype;
         let mut layout = TrainableLayout::default();
-        let PolicyBase { directory, backbone, kind, .. } = base;
+        let (PolicyBase { directory, backbone, kind, .. }, kept) = (base, base.kept(spec));
         let files = PolicyFiles { directory, backbone, dtype };
         let policy = kind.load(files, tuned, models, &mut layout, device)?;
         let checkpoint = CheckpointDir { path: &directory.dir, rules: kind.rules() };
@@ -101,6 +107,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
             drops: drops(settings),
             action: dims.action,
             loss: settings.expert.loss,
+            kept,
+            kept_width: kept.width(&base.outline),
             device: device.clone(),
         };
         Ok((passes, layout, initial))
@@ -233,7 +241,8 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
     }
 
     fn observed<'b>(&self, batch: &'b MicroBatch, padded: &'b PolicyBatch) -> PolicyObservation<'b> {
-        let features = batch.features.as_ref().map(|features| &features.values[..]);
+        let features = batch.features.as_ref();
+        let features = features.map(|features| KeptFeatures { of: self.kept, values: &features.values });
         PolicyObservation { prompts: batch.prompts(), image: self.image, state: &padded.state, features }
     }
 
@@ -248,19 +257,19 @@ impl<B: Tape<Base = B>> PolicyPasses<B> {
         Training { recompute: self.recompute, dropout: drops.then_some(keys) }
     }
 
-    /// Features of a micro-batch's images, to be kept.
+    /// What is to be kept of a micro-batch.
     pub fn features(
         &self,
         trainables: &Trainables<B>,
         batch: &MicroBatch,
     ) -> Result<CachedFeatures, StepError> {
-        let width = self.policy.feature_width();
+        let width = self.kept_width;
         if batch.is_empty() {
             return Ok(CachedFeatures { width, values: Vec::new() });
         }
         let features = self
             .policy
-            .features(trainables, self.observed(batch, &self.padded(batch)))
+            .features(trainables, self.observed(batch, &self.padded(batch)), self.kept)
             .map_err(|error| failed(batch, error))?;
         Ok(CachedFeatures { width, values: download(features) })
     }

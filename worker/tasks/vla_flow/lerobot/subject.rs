@@ -12,7 +12,7 @@ use coxswain_nn::{
     kernels::sizes::{Sizes, SizesDevice},
     params::{Group, ParamSpec, TrainableLayout, Trainables},
 };
-use coxswain_policies::{Policy, PolicyFiles};
+use coxswain_policies::{KeptTokens, Policy, PolicyFiles};
 use coxswain_proto::{
     human,
     memory::Category,
@@ -36,9 +36,9 @@ use crate::{
     vla_flow::{
         EXPERT,
         base::PolicyBase,
-        config::VlaSettings,
+        config::{Augmentation, TapSetting, VlaSettings},
         data::{MicroBatch, Outline},
-        memory::{PredictionError, exact_bytes, of_process},
+        memory::{PredictionError, exact_bytes, of_process, stored_bytes},
     },
 };
 
@@ -127,6 +127,8 @@ impl PolicySubject {
             drops: drops(&self.settings),
             action: self.outline.dims.action,
             loss: self.settings.expert.loss,
+            kept: self.kept(),
+            kept_width: self.kept().width(&self.base.outline),
             device: *account.device(),
         };
         let mut batch = self.longest(rows);
@@ -135,7 +137,7 @@ impl PolicySubject {
             features?;
             return Ok(cost);
         }
-        let width = self.base.outline.layer.width;
+        let width = passes.kept_width;
         let values = vec![0.0; rows * self.feature_values() as usize];
         batch.features = (kind == CountedPass::Kept).then_some(CachedFeatures { width, values });
         let cost = PassCost::of(&account, |grads, clock| {
@@ -144,10 +146,47 @@ impl PolicySubject {
         Ok(cost?)
     }
 
+    /// What is kept of samples, if anything is.
+    fn kept(&self) -> KeptTokens {
+        self.base.kept(&self.spec)
+    }
+
     /// Values of one sample's features.
     fn feature_values(&self) -> u64 {
         let Outline { images, prompt_tokens, .. } = &self.outline;
-        shape(&self.base).values(&vec![0; *prompt_tokens], images) as u64
+        shape(&self.base, self.kept()).values(&vec![0; *prompt_tokens], images) as u64
+    }
+
+    /// What keeping features would save, for each kind of them that the run allows.
+    fn add_cache(&self, savings: &mut Savings<'_>, ask: Ask) {
+        let changes = self.settings.data.augmentation != Augmentation::Off;
+        if self.spec.cache.mode != CacheMode::Off || changes {
+            return;
+        }
+        let mut known = None;
+        for (tap, setting) in
+            [(TapSetting::Auto, "cache.mode=exact"), (TapSetting::Final, "cache.mode=exact cache.tap=final")]
+        {
+            let mut spec = self.spec.clone();
+            (spec.cache.mode, spec.cache.tap) = (CacheMode::Exact, tap.into());
+            let (base, outline) = (self.base.clone(), self.outline.clone());
+            let kept = Self::with_passes(spec, base, self.models, outline, self.passes.clone());
+            let Some(kept) = kept.ok().filter(|kept| known.replace(kept.kept()) != Some(kept.kept())) else {
+                continue;
+            };
+            let faster = self.pass(ask).flops.total() as f64 / kept.pass(ask).flops.total().max(1) as f64;
+            let width = kept.kept().width(&kept.base.outline) as u64;
+            let of_sample = stored_bytes(kept.spec.cache.dtype, kept.feature_values() / width, width);
+            let store = human::bytes(kept.outline.frames * of_sample);
+            let what = match kept.kept() {
+                KeptTokens::Images(_) => "features of images cached",
+                KeptTokens::Prompt => "hidden states cached",
+                KeptTokens::KeysValues => "keys and values cached",
+            };
+            let remark =
+                format!("losses stay the same, steps are at most {faster:.1} x faster; {store} on disk");
+            savings.offer(what, setting, remark, kept.predict(ask).peak());
+        }
     }
 
     /// Peak of activations while the features of one encoder batch are computed.
@@ -236,6 +275,7 @@ impl Subject for PolicySubject {
         let mut savings = Savings::new(self, ask);
         savings.add_recompute("recomputes the expert's layers in the backward pass");
         savings.add_micro_batch();
+        self.add_cache(&mut savings, ask);
         savings.into_suggestions()
     }
 

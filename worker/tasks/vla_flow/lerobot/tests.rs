@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn::backend::Flex;
+use coxswain_feature_store::Digest;
 use coxswain_models::families::shelf;
 use coxswain_nn::{
     kernels::sizes::Sizes,
@@ -145,9 +146,20 @@ fn what_such_a_run_will_take_is_known_before() {
     let trains = &adapted.describe()[1].1;
     assert!(trains.starts_with("lora ") && !trains.contains("expert"), "{trains}");
     assert!(adapted.predict(ask(4)).backward <= four.backward, "less has gradients");
-    let kept = task.sizes(&with(&[("cache.mode", json!("exact"))])).expect("it is read");
-    assert!(kept.predict(ask(4)).kept <= four.kept);
-    assert!(kept.predict(ask(4)).of(Category::Cache) > 0);
+    let [exact, deep] = [("cache.mode", json!("exact")), ("cache.tap", json!("final"))];
+    let kept = [&[exact.clone()][..], &[exact, deep]];
+    let [images, layers] = kept.map(|of| task.sizes(&with(of)).expect("it is read").predict(ask(4)));
+    assert!(images.kept <= four.kept && images.of(Category::Cache) > 0);
+    assert!(layers.of(Category::Cache) > images.of(Category::Cache), "of every layer");
+    assert!(layers.flops.total() < images.flops.total() && images.flops.total() < four.flops.total());
+    let offered = subject.suggestions(ask(4));
+    for (what, setting) in [
+        ("features of images cached", "cache.mode=exact"),
+        ("keys and values cached", "cache.mode=exact cache.tap=final"),
+    ] {
+        let found = offered.iter().find(|one| one.what == what).expect(what);
+        assert!(found.setting == setting && found.remark.contains("on disk"), "{found:?}");
+    }
 }
 
 fn with(changes: &[(&str, Value)]) -> RunSpec {
@@ -220,34 +232,48 @@ fn adapters_learn_alone_and_leave_peft_and_the_policy_that_has_them_merged() {
     assert_eq!(continued.objective.loss(&of_continued, &batch).expect("it fits"), trained);
 }
 
-#[test]
-fn steps_from_kept_features_have_the_bits_of_live_ones() {
-    let lora = json!({"rank": 2, "alpha": 4.0, "targets": ".*text_model.*(q|v)_proj"});
-    let cached = with(&[("lora", lora), ("cache.mode", json!("exact"))]);
-    let (built, batch) = built(&cached).expect("it is built");
+/// What is kept of a sample is its own, and steps from it have the bits of live ones, which are returned.
+fn hold_kept(cached: &RunSpec) -> (Assembly<Flex>, (Vec<f64>, Vec<f32>)) {
+    let (built, batch) = built(cached).expect("it is built");
     let extractor = built.objective.extractor().expect("there is a cache");
     let initial = built.initial.clone();
     let trainables = Trainables::<Flex>::new(built.layout.clone(), initial, &Default::default());
     let features = extractor.compute(&trainables, &batch).expect("it fits");
     let rows = extractor.row_values(&batch);
     assert_eq!(rows.iter().sum::<usize>(), features.values.len());
-    let shape = extractor.shape();
-    assert_eq!(shape.values(&batch.input_ids[..batch.seq_len], &batch.image_shapes[..1]), rows[0]);
-    // Of each sample alone they are the same.
-    let samples = VlaFlow::<Flex>::default().open(&cached).expect("it opens");
+    let first = &batch.input_ids[batch.valid[0].start as usize..batch.valid[0].end as usize];
+    assert_eq!(extractor.shape().values(first, &batch.image_shapes[..1]), rows[0]);
+    // Of each sample alone they are the same, whatever it is padded to.
+    let samples = VlaFlow::<Flex>::default().open(cached).expect("it opens");
     let dataset = samples.downcast_ref::<Dataset>().expect("one set");
     let one = collate(Step(1), &[dataset.sample(70).expect("it is read")], dataset.pad_token());
     let alone = extractor.compute(&trainables, &one).expect("it fits");
     assert_eq!(alone.values, features.values[rows[0]..rows[0] + rows[1]]);
-    let live = descend(&built, &batch, 0.1, 3);
+    let live = descend(&built, &batch, 0.01, 3);
     let kept = MicroBatch { features: Some(features), pixel_values: Vec::new(), ..batch };
-    assert_eq!(descend(&built, &kept, 0.1, 3), live);
-    let digest = |spec: &RunSpec| {
-        let (built, _) = self::built(spec).expect("it is built");
-        let frozen = built.objective.extractor().expect("there is a cache").frozen().expect("it opens");
-        (frozen.name(), frozen.digest().expect("it is read"))
-    };
-    assert_eq!(digest(&cached), digest(&with(&[("cache.mode", json!("exact"))])), "the tower's alone");
+    assert_eq!(descend(&built, &kept, 0.01, 3), live, "with what training drops");
+    (built, live)
+}
+
+/// What such a run reads of the weights for what it keeps.
+fn digest_of_kept(spec: &RunSpec) -> (String, Digest) {
+    let (built, _) = built(spec).expect("it is built");
+    let frozen = built.objective.extractor().expect("there is a cache").frozen().expect("it opens");
+    (frozen.name(), frozen.digest().expect("it is read"))
+}
+
+#[test]
+fn steps_from_kept_features_have_the_bits_of_live_ones() {
+    let lora = json!({"rank": 2, "alpha": 4.0, "targets": ".*text_model.*(q|v)_proj"});
+    let [exact, deep] = [("cache.mode", json!("exact")), ("cache.tap", json!("final"))];
+    let cached = with(&[("lora", lora.clone()), exact.clone()]);
+    hold_kept(&cached);
+    let [images, layers] = [&[exact.clone()][..], &[exact.clone(), deep.clone()]].map(with);
+    assert_eq!(digest_of_kept(&cached), digest_of_kept(&images), "the tower's alone");
+    hold_kept(&layers);
+    assert_ne!(digest_of_kept(&layers), digest_of_kept(&images), "the language model's, too");
+    let message = built(&with(&[("lora", lora), exact, deep])).err().expect("a layer trains");
+    assert!(message.contains("cache.mode") && message.contains("text_model"), "{message}");
 }
 
 #[test]
@@ -295,9 +321,10 @@ fn settings_that_such_a_policy_has_not_are_refused_by_key() {
         assert!(message.contains(key), "{key}: {message}");
     }
     let exact = ("cache.mode", json!("exact"));
-    for (key, other) in
-        [("cache.tap", ("cache.tap", json!("final"))), ("cache.mode", ("model.train", json!(["connector"])))]
-    {
+    for (key, other) in [
+        ("cache.tap", ("cache.tap", json!({"layer": 1}))),
+        ("cache.mode", ("model.train", json!(["connector"]))),
+    ] {
         let message = built(&with(&[exact.clone(), other])).err().expect(key);
         assert!(message.contains(key), "{key}: {message}");
     }

@@ -67,7 +67,12 @@ impl Subject {
             cached_activations: cached.0,
             fill_activations: self.fill_peak(ask),
             speed_limit: live.1 as f64 / cached.1.max(1) as f64,
-            store_bytes: self.outline.frames * self.stored_bytes(tap),
+            store_bytes: self.outline.frames
+                * stored_bytes(
+                    self.spec.cache.dtype,
+                    self.feature_tokens(tap),
+                    self.model.hidden_size as u64,
+                ),
         })
     }
 
@@ -98,15 +103,6 @@ impl Subject {
 
     fn feature_tokens(&self, tap: Tap) -> u64 {
         self.model.rows_at(tap, self.outline.prompt_tokens, &self.outline.images) as u64
-    }
-
-    fn stored_bytes(&self, tap: Tap) -> u64 {
-        let values = self.feature_values(tap);
-        match self.spec.cache.dtype {
-            CacheDtype::Float32 => 4 * values,
-            CacheDtype::Bfloat16 => 2 * values,
-            CacheDtype::Int8 => values + 4 * self.feature_tokens(tap),
-        }
     }
 
     /// What switching a cache on would save, in each mode that the run allows.
@@ -140,6 +136,16 @@ impl Subject {
             .then(|| suggestion(CacheMode::Periodic, "cache.mode=periodic"));
         [suggestion(CacheMode::Exact, "cache.mode=exact"), periodic.flatten()].into_iter().flatten().collect()
     }
+}
+
+/// What so many tokens of this width take in a store.
+pub fn stored_bytes(dtype: CacheDtype, tokens: u64, width: u64) -> u64 {
+    let of_token = match dtype {
+        CacheDtype::Float32 => 4 * width,
+        CacheDtype::Bfloat16 => 2 * width,
+        CacheDtype::Int8 => width + 4,
+    };
+    tokens * of_token
 }
 
 /// Host memory for the features of so many frames with `exact`, so many values each.

@@ -43,7 +43,7 @@ mod suggestions;
 mod tests;
 
 pub use about::{PredictionError, Subject};
-pub use cache::{CacheOutlook, exact_bytes};
+pub use cache::{CacheOutlook, exact_bytes, stored_bytes};
 pub use counts::{Counts, Elements};
 // What another task on the same model predicts with.
 pub(crate) use about::FrozenStorage;

@@ -40,29 +40,12 @@ fn a_run_of_gr00t_learns_and_leaves_a_policy_that_another_run_starts_from() {
 fn hidden_states_that_were_kept_have_the_bits_of_live_ones() {
     let dir = policy(0.2);
     let cached = of(dir.path(), &[("cache.mode", json!("exact"))]);
-    let (built, batch) = built(&cached).expect("it is built");
-    let extractor = built.objective.extractor().expect("there is a cache");
-    let trainables =
-        Trainables::<Flex>::new(built.layout.clone(), built.initial.clone(), &Default::default());
-    let features = extractor.compute(&trainables, &batch).expect("it fits");
-    let rows = extractor.row_values(&batch);
-    assert_eq!(rows.iter().sum::<usize>(), features.values.len());
-    let first = &batch.input_ids[batch.valid[0].start as usize..batch.valid[0].end as usize];
-    assert_eq!(extractor.shape().values(first, &batch.image_shapes[..1]), rows[0]);
-    // Of each sample alone they are the same, whatever it is padded to.
-    let samples = VlaFlow::<Flex>::default().open(&cached).expect("it opens");
-    let dataset = samples.downcast_ref::<Dataset>().expect("one set");
-    let one = collate(Step(1), &[dataset.sample(70).expect("it is read")], dataset.pad_token());
-    let alone = extractor.compute(&trainables, &one).expect("it fits");
-    assert_eq!(alone.values, features.values[rows[0]..rows[0] + rows[1]]);
-    let live = descend(&built, &batch, 0.01, 3);
+    let (built, live) = hold_kept(&cached);
+    let (_, batch) = self::built(&cached).expect("it is built");
+    let trainables = Trainables::<Flex>::new(built.layout, built.initial, &Default::default());
     let without = built.objective.loss(&trainables, &batch).expect("it fits");
     assert_ne!(without.loss_sum / without.valid, live.0[0], "nothing is dropped outside training");
-    let kept = MicroBatch { features: Some(features), pixel_values: Vec::new(), ..batch };
-    assert_eq!(descend(&built, &kept, 0.01, 3), live, "with what training drops");
-    let frozen = extractor.frozen().expect("it opens").digest().expect("it is read");
-    let again = extractor.frozen().expect("it opens").digest().expect("it is read");
-    assert_eq!(frozen, again);
+    assert_eq!(digest_of_kept(&cached), digest_of_kept(&cached));
     for (key, value) in [
         ("model.train", json!([r"language_model\.layers\.1"])),
         ("lora", json!({"rank": 2, "targets": ".*language_model.*q_proj"})),

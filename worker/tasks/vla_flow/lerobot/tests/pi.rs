@@ -46,6 +46,15 @@ fn a_run_of_pi0_is_planned_learns_and_leaves_a_policy_that_another_run_starts_fr
 }
 
 #[test]
+fn keys_and_values_that_were_kept_have_the_bits_of_live_ones() {
+    let exact = [("cache.mode", json!("exact")), ("cache.tap", json!("final"))];
+    hold_kept(&of_golden(&exact));
+    let modes = [("data.normalization", json!({"state": "mean_std", "action": "mean_std"}))];
+    let pi0 = Path::new(PI05).with_file_name("pi0").join("policy");
+    hold_kept(&pi05(&pi0, &[&modes[..], &exact].concat()));
+}
+
+#[test]
 fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
     let spec = of_golden(&[]);
     let samples = VlaFlow::<Flex>::default().open(&spec).expect("it opens");
