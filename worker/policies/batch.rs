@@ -3,7 +3,7 @@
 use coxswain_models::pretrained::prompts::{DropoutKeys, Prompts};
 use coxswain_proto::run_spec::Recompute;
 
-use crate::policy::KeptTokens;
+use crate::kept_tokens::KeptFeatures;
 
 /// What a policy sees of a micro-batch.
 #[derive(Clone, Copy, Debug)]
@@ -16,15 +16,6 @@ pub struct PolicyObservation<'b> {
     pub state: &'b [f32],
     /// What was kept of them, in the place of pixels.
     pub features: Option<KeptFeatures<'b>>,
-}
-
-/// What was kept of a micro-batch.
-#[derive(Clone, Copy, Debug)]
-pub struct KeptFeatures<'b> {
-    /// Of which tokens, and what.
-    pub of: KeptTokens,
-    /// `[tokens, width]`.
-    pub values: &'b [f32],
 }
 
 /// What a training pass is besides its inputs.

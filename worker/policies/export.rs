@@ -1,9 +1,10 @@
 //! A policy directory as LeRobot writes it: the one that a run began with, its weights as they were
 //! trained, its features and statistics those of the data set.
 //!
-//! Weights keep the types of the file that they are from. Of processors only the steps that normalise
-//! change: which features there are, and their state files. What else lies in the directory is copied,
-//! but for README and training configuration, which are of another training.
+//! Weights keep the types of the files that they are from, and are one file, as LeRobot reads them. Of
+//! processors only the steps that normalise change: which features there are, and their state files. What
+//! else lies in the directory is copied, but for README and training configuration, which are of another
+//! training.
 
 use std::{
     collections::BTreeMap,
@@ -40,6 +41,8 @@ pub struct Export<'e> {
     pub directory: &'e PolicyDirectory,
     /// What names in its weights mean.
     pub rules: Rules,
+    /// The names that LeRobot has for them.
+    pub named: fn(&str) -> String,
     /// Which linears have adapters; they are merged.
     pub plan: Option<&'e LoraPlan>,
     /// What trained.
@@ -114,8 +117,8 @@ pub fn write(out: &Path, export: Export<'_>) -> Result<Rounding, ModelError> {
     };
     let (staged, old) = (beside(".cox-new"), beside(".cox-old"));
     [&staged, &old].into_iter().for_each(|left| drop(fs::remove_dir_all(left)));
-    let Export { directory, rules, plan, layout, values, .. } = export;
-    let trained = TrainedModel { rules, tied: None, plan, layout, values };
+    let Export { directory, rules, named, plan, layout, values, .. } = export;
+    let trained = TrainedModel { rules, tied: None, joined: Some(named), plan, layout, values };
     let replaced = || {
         if out.exists() {
             fs::rename(out, &old)?;
@@ -164,19 +167,19 @@ fn beside_weights(out: &Path, export: Export<'_>) -> Result<(), ModelError> {
 }
 
 /// Features as `config.json` has them.
-fn listed(features: &[Feature]) -> Value {
+pub(crate) fn listed(features: &[Feature]) -> Value {
     let one =
         |feature: &Feature| (feature.name.clone(), json!({ "type": feature.kind, "shape": feature.shape }));
     Value::Object(features.iter().map(one).collect::<Map<_, _>>())
 }
 
-fn write_json(path: &Path, json: &Value) -> Result<(), ModelError> {
+pub(crate) fn write_json(path: &Path, json: &Value) -> Result<(), ModelError> {
     let text = serde_json::to_string_pretty(json)
         .map_err(|source| ModelError::Json { path: path.into(), source })?;
     fs::write(path, text).map_err(unwritten(path))
 }
 
-fn write_statistics(path: &Path, statistics: &Statistics) -> Result<(), ModelError> {
+pub(crate) fn write_statistics(path: &Path, statistics: &Statistics) -> Result<(), ModelError> {
     let all = statistics.iter().flat_map(|(feature, of)| {
         of.iter().map(move |(name, values)| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -196,7 +199,7 @@ fn write_statistics(path: &Path, statistics: &Statistics) -> Result<(), ModelErr
     fs::write(path, bytes).map_err(unwritten(path))
 }
 
-fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> ModelError + use<> {
+pub(crate) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> ModelError + use<> {
     let path = path.to_owned();
     move |source| ModelError::Io {
         path,

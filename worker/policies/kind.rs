@@ -29,10 +29,11 @@ use crate::{
     export::PROCESSORS,
     gr00t,
     images::{Alignment, LetterboxImages, PolicyImages},
+    kept_tokens::KeptTokens,
     network::PolicyLoad,
     normalizer::{Side, mode, step_of},
     pi::{self, PiKind},
-    policy::{KeptTokens, Policy, PolicyFiles, PolicySizes},
+    policy::{Policy, PolicyFiles, PolicySizes},
     prompts::{PolicyPrompts, Wording, line},
     smolvla,
     tuning::{TuningSettings, with_targets},
@@ -125,6 +126,14 @@ impl PolicyKind {
             Self::SmolVla(_) => smolvla::RULES,
             Self::Pi(config) => config.kind.rules(),
             Self::Gr00t(_) => gr00t::RULES,
+        }
+    }
+
+    /// The name that LeRobot's file has for a tensor, in any spelling that files have.
+    pub fn written_name(&self) -> fn(&str) -> String {
+        match self {
+            Self::SmolVla(_) | Self::Pi(_) => str::to_owned,
+            Self::Gr00t(_) => gr00t::written,
         }
     }
 

@@ -40,6 +40,7 @@ pub mod gr00t;
 mod groups;
 pub mod images;
 mod kept;
+mod kept_tokens;
 mod kind;
 mod masks;
 mod names;
@@ -63,10 +64,11 @@ mod suffix;
 mod tuning;
 
 pub use self::{
-    batch::{Draws, KeptFeatures, PolicyObservation, Training},
+    batch::{Draws, PolicyObservation, Training},
     groups::EXPERT,
+    kept_tokens::{KeptFeatures, KeptTokens},
     kind::PolicyKind,
     pass::{PassJob, run as run_pass},
-    policy::{BackwardPass, KeptTokens, NoiseEnd, Policy, PolicyFiles, PolicySizes, Velocity},
+    policy::{BackwardPass, NoiseEnd, Policy, PolicyFiles, PolicySizes, Velocity},
     tuning::TuningSettings,
 };

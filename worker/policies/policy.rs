@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use coxswain_models::{joint::JointOutline, vision_language::PassError};
+use coxswain_models::vision_language::PassError;
 use coxswain_nn::{
     dtypes::FrozenDtype,
     kernels::Tape,
@@ -13,6 +13,7 @@ use coxswain_nn::{
 use crate::{
     batch::{Draws, PolicyObservation, Training},
     directory::PolicyDirectory,
+    kept_tokens::KeptTokens,
 };
 
 /// The files of a policy, and how they are read.
@@ -58,27 +59,6 @@ pub enum NoiseEnd {
     Zero,
     /// At 1: `t noise + (1 - t) actions`, and velocities are towards the noise.
     One,
-}
-
-/// What of a sample may be kept, as long as nothing trains that makes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptTokens {
-    /// Features of the tokens of images: of each image so many.
-    Images(usize),
-    /// Hidden states of the whole prompt.
-    Prompt,
-    /// Keys and values of the whole prompt, in every layer.
-    KeysValues,
-}
-
-impl KeptTokens {
-    /// Values of a token.
-    pub fn width(self, vlm: &JointOutline) -> usize {
-        match self {
-            Self::Images(_) | Self::Prompt => vlm.layer.width,
-            Self::KeysValues => 2 * vlm.layers * vlm.layer.kv_width(),
-        }
-    }
 }
 
 /// Velocities `[b * chunk, padded]` of actions on their way along the flow, without a tape.

@@ -25,7 +25,7 @@ use coxswain_proto::run_spec::Recompute;
 use crate::{
     batch::PolicyObservation,
     kept::KeptSegment,
-    policy::KeptTokens,
+    kept_tokens::KeptTokens,
     rotary::{Rotary, placed},
 };
 

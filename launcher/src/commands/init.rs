@@ -42,9 +42,26 @@ pub fn execute(args: &InitArgs) -> Outcome {
     let asked = args.task.is_some();
     let (model, backbone) = (args.model.as_deref(), args.backbone.as_deref());
     let job = StarterJob { data: &args.data, model, backbone, micro_batch: None, asked };
-    let mut text = starter(&job, args.task.as_deref())?;
+    let made = args.out.as_deref().map(|out| made_policy(&job, out)).transpose()?.flatten();
+    let job = StarterJob { model: made.as_deref().or(model), ..job };
+    let written = write(&job, args);
+    match (&written, &made) {
+        (Ok(()), Some(made)) => {
+            say(format_args!(
+                "the policy for this data set is {}, with links to the weights",
+                made.display()
+            ));
+        }
+        (Err(_), Some(made)) => drop(fs::remove_dir_all(made)),
+        _ => {}
+    }
+    written
+}
+
+fn write(job: &StarterJob<'_>, args: &InitArgs) -> Outcome {
+    let mut text = starter(job, args.task.as_deref())?;
     if args.model.is_some() {
-        text = starter(&StarterJob { micro_batch: fitting(&text)?, ..job }, args.task.as_deref())?;
+        text = starter(&StarterJob { micro_batch: fitting(&text)?, ..*job }, args.task.as_deref())?;
     }
     let Some(out) = &args.out else {
         say(text.trim_end());
@@ -53,6 +70,16 @@ pub fn execute(args: &InitArgs) -> Outcome {
     write_new(out, &text)?;
     say(format_args!("written to {}; next: cox check {}", out.display(), human::word(out.display())));
     Ok(())
+}
+
+/// The directory of a policy beside the run file, made if the model is only the base of one.
+fn made_policy(job: &StarterJob<'_>, out: &Path) -> Result<Option<PathBuf>, CliError> {
+    let stem = out.file_stem().unwrap_or_default().to_string_lossy();
+    let policy = out.with_file_name(format!("{stem}-policy"));
+    let made = tasks().cpu.iter().find_map(|task| task.make_policy(job, &policy));
+    let Some(made) = made else { return Ok(None) };
+    made.map_err(CliError::bad_input)?;
+    Ok(Some(policy))
 }
 
 /// The run file of the task that knows such data, or of the one that is asked for.
@@ -197,6 +224,37 @@ mod tests {
         for (key, value) in [("weight_decay", 1e-10), ("clip_norm", 10.0), ("min_lr_ratio", 0.025)] {
             assert_eq!(optimizer[key], value, "{key}");
         }
+    }
+
+    #[test]
+    fn the_base_of_a_policy_gets_one_beside_the_run_file_or_nothing_is_left() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let golden = repository.join("integration-tests/fixtures/golden/gr00t-widowx");
+        let dir = tempfile::tempdir().unwrap();
+        let (base, out) = (dir.path().join("base"), dir.path().join("my.yaml"));
+        fs::create_dir(&base).unwrap();
+        fs::copy(golden.join("policy/model.safetensors"), base.join("model.safetensors")).unwrap();
+        let config = fs::read_to_string(golden.join("base/config.json")).unwrap();
+        let init = |embodiments: &str| {
+            let config = config.replace(r#""max_num_embodiments": 3"#, embodiments);
+            fs::write(base.join("config.json"), config).unwrap();
+            execute(&InitArgs {
+                data: repository.join("configs/assets/metaworld-mini"),
+                task: None,
+                model: Some(base.clone()),
+                backbone: Some(golden.join("backbone")),
+                out: Some(out.clone()),
+            })
+        };
+        let policy = dir.path().join("my-policy");
+        let refused = init(r#""max_num_embodiments": 3"#).unwrap_err().message.unwrap();
+        assert!(refused.contains("max_num_embodiments") && !policy.exists() && !out.exists(), "{refused}");
+        init(r#""max_num_embodiments": 11"#).unwrap_or_else(|failed| panic!("{failed:?}"));
+        let text = fs::read_to_string(&out).unwrap();
+        assert!(text.contains(&format!("path: {}", policy.display())), "{text}");
+        assert!(policy.join("config.json").is_file() && policy.join("model.safetensors").is_symlink());
+        let again = init(r#""max_num_embodiments": 11"#).unwrap_err().message.unwrap();
+        assert!(again.contains("my-policy") && policy.exists(), "{again}");
     }
 
     #[test]

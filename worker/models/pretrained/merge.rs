@@ -1,8 +1,9 @@
 //! A checkpoint whose adapted matrices are `W + s B A`, and in which what trained in full is as it was
 //! trained: what programs take that know no adapters.
 //!
-//! Files, names, types and the order of tensors stay those of the checkpoint that was adapted; only adapted
-//! matrices and trained tensors have other values, rounded to the type they had. A matrix is merged when it
+//! Files, names, types and the order of tensors stay those of the checkpoint that was adapted, or all are in
+//! one file, under other names. Only adapted matrices and trained tensors have other values, rounded to the
+//! type they had. A matrix is merged when it
 //! is written, so that one at a time is in memory.
 
 use std::{
@@ -28,8 +29,10 @@ use super::{checkpoint::Checkpoint, error::ModelError, mapping, rules::Rules};
 
 /// Beside the weights: configuration, tokenizer, processor, chat template. Readmes are of the other model.
 const COPIED: [&str; 4] = ["json", "jinja", "txt", "model"];
-/// Names the shards; the merged ones have the same names.
-const INDEX: &str = "model.safetensors.index.json";
+/// The file of a whole model.
+const WHOLE: &str = "model.safetensors";
+/// Names the shards.
+pub const INDEX: &str = "model.safetensors.index.json";
 
 /// What was trained of a model, with its values.
 #[derive(Clone, Copy)]
@@ -38,6 +41,9 @@ pub struct TrainedModel<'a> {
     pub rules: Rules,
     /// The tensor that is the LM head's weight as well, if there is such a one.
     pub tied: Option<&'a str>,
+    /// If given, one file is written of all shards, in which tensors have the names that this makes of
+    /// theirs.
+    pub joined: Option<fn(&str) -> String>,
     /// Which linears are adapted.
     pub plan: Option<&'a LoraPlan>,
     /// Where the values lie of their matrices, and of what trained in full.
@@ -86,8 +92,12 @@ fn write_files(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), 
     }
     let checkpoint = Checkpoint::open(dir, trained.rules)?;
     let shards: Vec<&Path> = checkpoint.files().collect();
-    for shard in &shards {
-        write_shard(shard, &out.join(shard.file_name().unwrap_or_default()), trained)?;
+    if trained.joined.is_some() {
+        write_weights(&shards, &out.join(WHOLE), trained)?;
+    } else {
+        for shard in &shards {
+            write_weights(&[shard], &out.join(shard.file_name().unwrap_or_default()), trained)?;
+        }
     }
     let io = |path: &Path, remedy| {
         let path = path.to_owned();
@@ -98,35 +108,44 @@ fn write_files(dir: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), 
         let copied = path.extension().is_some_and(|end| COPIED.iter().any(|copied| *end == **copied));
         let name = path.file_name().unwrap_or_default();
         // A whole model has no index, though one may lie beside it.
-        if copied && path.is_file() && (shards.len() > 1 || name != INDEX) {
+        let whole = shards.len() == 1 || trained.joined.is_some();
+        if copied && path.is_file() && !(whole && name == INDEX) {
             fs::copy(&path, out.join(name)).map_err(io(&path, SPACE))?;
         }
     }
     Ok(())
 }
 
-fn write_shard(shard: &Path, out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
+/// Writes the tensors of these files to one.
+fn write_weights(files: &[&Path], out: &Path, trained: TrainedModel<'_>) -> Result<(), ModelError> {
     let io = |path: &Path, remedy| {
         let path: PathBuf = path.into();
         move |source| ModelError::Io { path, source, remedy }
     };
-    let unreadable = |error: safetensors::SafeTensorError| ModelError::Safetensors {
-        path: shard.into(),
+    let unreadable = |path: &Path, error: safetensors::SafeTensorError| ModelError::Safetensors {
+        path: path.into(),
         problem: error.to_string(),
     };
-    let map = bounded::open(shard).and_then(|file| mapping::map(&file));
-    let map = map.map_err(io(shard, "the model directory must not change during the export"))?;
-    let (_, header) = SafeTensors::read_metadata(&map).map_err(unreadable)?;
-    let file = SafeTensors::deserialize(&map).map_err(unreadable)?;
-    let tensors = file.tensors().into_iter().map(|(name, stored)| {
-        let canonical = (trained.rules.canonical)(&name);
-        let tensor = trained.tied.filter(|_| canonical == HEAD).unwrap_or(&canonical);
-        let update = update_of(tensor, trained);
-        (name, MergedTensor { stored, update })
-    });
-    safetensors::serialize_to_file(tensors, header.metadata().clone(), out).map_err(|error| match error {
+    let map = |path: &&Path| {
+        let map = bounded::open(path).and_then(|file| mapping::map(&file));
+        map.map_err(io(path, "the model directory must not change during the export"))
+    };
+    let maps = files.iter().map(map).collect::<Result<Vec<_>, _>>()?;
+    let (mut tensors, mut about) = (Vec::new(), None);
+    for (path, map) in files.iter().zip(&maps) {
+        let (_, header) = SafeTensors::read_metadata(map).map_err(|error| unreadable(path, error))?;
+        about = about.or_else(|| header.metadata().clone());
+        let file = SafeTensors::deserialize(map).map_err(|error| unreadable(path, error))?;
+        tensors.extend(file.tensors().into_iter().map(|(name, stored)| {
+            let canonical = (trained.rules.canonical)(&name);
+            let tensor = trained.tied.filter(|_| canonical == HEAD).unwrap_or(&canonical);
+            let update = update_of(tensor, trained);
+            (trained.joined.map_or(name.clone(), |named| named(&name)), MergedTensor { stored, update })
+        }));
+    }
+    safetensors::serialize_to_file(tensors, about, out).map_err(|error| match error {
         safetensors::SafeTensorError::IoError(source) => io(out, SPACE)(source),
-        error => unreadable(error),
+        error => unreadable(out, error),
     })?;
     let synced = File::open(out).and_then(|file| file.sync_all());
     synced.map_err(io(out, SPACE))

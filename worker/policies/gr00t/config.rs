@@ -30,6 +30,8 @@ use crate::{
 
 /// The model whose configuration and tokenizer the backbone has.
 pub const BACKBONE: &str = "nvidia/Cosmos-Reason2-2B";
+/// As the model's own configuration calls it.
+pub(super) const MODEL_TYPE: &str = "Gr00tN1d7";
 /// Keys of the model of which one value alone is read, which is the default.
 const FIXED: [(&str, f64); 6] = [
     ("state_history_length", 1.0),
@@ -223,7 +225,8 @@ impl Gr00tConfig {
     }
 }
 
-fn number(fields: &Fields<'_>, key: &str, otherwise: usize) -> Result<usize, ModelError> {
+/// A size; the published one where nothing is said.
+pub(super) fn number(fields: &Fields<'_>, key: &str, otherwise: usize) -> Result<usize, ModelError> {
     Ok(fields.uint(key)?.unwrap_or(otherwise))
 }
 
@@ -238,8 +241,8 @@ fn base_config(directory: &PolicyDirectory, fields: &Fields<'_>) -> Result<(Path
 }
 
 /// Refuses what is not read of the model's configuration.
-fn check_base(base: &Fields<'_>) -> Result<(), ModelError> {
-    base.expect_str("model_type", "Gr00tN1d7")?;
+pub(super) fn check_base(base: &Fields<'_>) -> Result<(), ModelError> {
+    base.expect_str("model_type", MODEL_TYPE)?;
     for (key, read) in FIXED {
         if let Some(other) = base.positive(key)?.filter(|value| *value != read) {
             return Err(base.error(key, format!("{other}; only {read} is supported")));

@@ -16,11 +16,13 @@
 //! ```text
 //! config    config.json and the model's own, checked; steps: the processors'
 //! names     what names in the file mean; tuning: what there is, and what of it trains
+//! base      NVIDIA's own directory as that of a policy
 //! prompt    a task as ids; images: pictures to patches
 //! block     a transformer block; ends: tokens of a state and of actions, and velocities of tokens
 //! head      all that stands behind the vision-language model; network: both, as a policy
 //! ```
 
+pub mod base;
 mod block;
 mod config;
 mod ends;
@@ -35,5 +37,5 @@ mod tests;
 pub mod tuning;
 
 pub use self::config::{BACKBONE, Gr00tConfig};
-pub(crate) use self::names::RULES;
+pub(crate) use self::names::{RULES, written};
 pub(crate) use self::network::load;

@@ -24,6 +24,11 @@ fn canonical(name: &str) -> String {
     }
 }
 
+/// The name that LeRobot's file has for a tensor of NVIDIA's or of its own.
+pub(crate) fn written(name: &str) -> String {
+    if name.starts_with(OWN) { name.to_owned() } else { format!("{OWN}{name}") }
+}
+
 fn place(name: &str) -> Place {
     let Some((_, name)) = name.split_once(BACKBONE) else { return Place::Other };
     if name.starts_with("model.visual") {

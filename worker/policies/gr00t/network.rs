@@ -35,8 +35,9 @@ use super::{
 };
 use crate::{
     batch::{Draws, PolicyObservation, Training},
+    kept_tokens::KeptTokens,
     network::PolicyLoad,
-    policy::{BackwardPass, KeptTokens, Policy, PolicyFiles, PolicySizes, Velocity},
+    policy::{BackwardPass, Policy, PolicyFiles, PolicySizes, Velocity},
     source::ExpertSource,
 };
 

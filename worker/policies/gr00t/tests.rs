@@ -1,7 +1,11 @@
 //! Two tiny policies against LeRobot: one training step of each, and a sampled chunk
 //! (`integration-tests/fixtures/make_gr00t.py`). The weights of one are a formula.
 
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use burn::backend::Flex;
 use coxswain_models::{
@@ -13,10 +17,14 @@ use coxswain_proto::run_spec::Recompute;
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
-use super::*;
+use super::{
+    base::{BasePolicy, is_base},
+    *,
+};
 use crate::{
     PolicyKind,
     directory::PolicyDirectory,
+    export::PROCESSORS,
     golden::{GoldenPolicy, write_weights},
     tuning::TuningSettings,
 };
@@ -82,6 +90,61 @@ fn nvidias_names_give_the_same_bits() {
     let renamed = all.map(|(name, view)| (name.replacen("_groot_model.", "", 1), view));
     serialize_to_file(renamed, None, &weights).expect("written");
     assert_eq!(policy.forward(true, &[]), found);
+}
+
+/// The base of a golden policy as NVIDIA lays it out: its configuration, and weights in two shards.
+fn base_of(policy: &GoldenPolicy, dir: &Path) {
+    let golden = policy.backbone.with_file_name("base").join("config.json");
+    fs::copy(golden, dir.join("config.json")).expect("copied");
+    let bytes = fs::read(policy.dir.join("model.safetensors")).expect("there");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let mut index = json!({"metadata": {}, "weight_map": {}});
+    for (number, part) in file.tensors().chunks(file.len().div_ceil(2)).enumerate() {
+        let shard = format!("model-{number}.safetensors");
+        let named = part.iter().map(|(name, view)| (name.replacen("_groot_model.", "", 1), view));
+        let named: Vec<_> = named.collect();
+        named.iter().for_each(|(name, _)| index["weight_map"][name] = json!(shard));
+        serialize_to_file(named, None, &dir.join(shard)).expect("written");
+    }
+    fs::write(dir.join("model.safetensors.index.json"), index.to_string()).expect("written");
+}
+
+#[test]
+fn nvidias_own_directory_becomes_the_one_that_lerobot_makes_of_it() {
+    let policy = plain();
+    let place = tempfile::tempdir().expect("a directory for the test");
+    let (dir, out) = (place.path().join("base"), place.path().join("policy"));
+    fs::create_dir(&dir).expect("made");
+    base_of(&policy, &dir);
+    let golden = PolicyDirectory::from_dir(&policy.dir).expect("it is read");
+    let [inputs, outputs] =
+        ["input_features", "output_features"].map(|key| golden.features(key).expect("there"));
+    let name = &dir.display().to_string();
+    let job = BasePolicy { dir: &dir, name, inputs: &inputs, outputs: &outputs };
+    job.write(&out).expect("it is made");
+    let made = PolicyDirectory::from_dir(&out).expect("it is read");
+    for (key, value) in made.json.as_object().expect("an object") {
+        assert!(*value == golden.json[key] || key == "base_model_path", "{key}");
+    }
+    for (file, steps) in PROCESSORS.map(|file| (file, golden.steps(file).expect("there"))) {
+        let mut expected = steps;
+        for step in expected.iter_mut().filter(|step| step.config.get("image_crop_size").is_some()) {
+            (step.config["image_crop_size"], step.config["image_target_size"]) =
+                (json!([230, 230]), json!([256, 256]));
+        }
+        assert_eq!(made.steps(file).expect("there"), expected, "{file}");
+    }
+    PolicyKind::from_directory(&made).expect("it is a policy");
+    let names = |dir: &Path| {
+        let checkpoint = Checkpoint::open(dir, RULES).expect("it is read");
+        checkpoint.names().map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(names(&out), names(&policy.dir));
+    assert!(job.write(&out).is_err(), "it is there");
+    assert!(is_base(&dir) && !is_base(&out));
+    fs::remove_file(dir.join("model-1.safetensors")).expect("removed");
+    let other = place.path().join("other");
+    assert!(job.write(&other).is_err() && !other.exists(), "nothing is left");
 }
 
 #[test]

@@ -73,6 +73,12 @@ pub trait Task: Send + Sync {
         None
     }
 
+    /// Makes the directory of a policy for the job's data in `out`, which must not exist, if the job's model
+    /// is only the base of one; nothing if it is none of this task's.
+    fn make_policy(&self, _job: &StarterJob<'_>, _out: &Path) -> Option<Result<(), DataError>> {
+        None
+    }
+
     /// An episode of a run's data as training sees it, with so many of its frames; nothing if samples of this
     /// task are of no episodes.
     fn preview(&self, _spec: &RunSpec, _episode: u64, _frames: usize) -> Option<Result<Preview, DataError>> {

@@ -138,7 +138,14 @@ impl<B: Tape<Base = B>> Objective<B> for SftObjective<B> {
     ) -> Option<Result<(), TaskError>> {
         let outline = self.model.pretrained().outline();
         let (rules, tied) = (outline.rules, outline.tied_to_head());
-        let trained = TrainedModel { rules, tied: tied.as_deref(), plan: self.model.lora(), layout, values };
+        let trained = TrainedModel {
+            rules,
+            tied: tied.as_deref(),
+            joined: None,
+            plan: self.model.lora(),
+            layout,
+            values,
+        };
         let merged = directory::whole(&self.settings.model.path)
             .map_err(ModelError::from)
             .and_then(|model| write_merged(&model, dir, trained));

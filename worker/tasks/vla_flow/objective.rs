@@ -168,7 +168,8 @@ impl<B: Tape<Base = B>> Objective<B> for VlaObjective<B> {
         }
         let outline = self.policy.model().outline();
         let tied = outline.tied_to_head();
-        let trained = TrainedModel { rules: outline.rules, tied: tied.as_deref(), plan, layout, values };
+        let trained =
+            TrainedModel { rules: outline.rules, tied: tied.as_deref(), joined: None, plan, layout, values };
         let merged = directory::whole(&self.settings.model.path)
             .map_err(ModelError::from)
             .and_then(|model| write_merged(&model, dir, trained));

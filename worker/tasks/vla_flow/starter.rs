@@ -31,17 +31,32 @@ pub fn starter(job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
     }
 }
 
+/// What a policy needs of a data set.
+pub(super) struct FoundFeatures<'r> {
+    pub state: Vec<&'r FeatureReport>,
+    pub action: Vec<&'r FeatureReport>,
+    pub cameras: Vec<&'r FeatureReport>,
+}
+
+impl<'r> FoundFeatures<'r> {
+    /// Features of a data set; refuses one in which nothing looks like one of them.
+    pub fn from_report(job: &StarterJob<'_>, report: &'r Report) -> Result<Self, DataError> {
+        let needed = |features: Vec<_>, what: &str, key: &str| match features.is_empty() {
+            true => Err(missing(&job.data.join("meta/info.json"), report, what, key)),
+            false => Ok(features),
+        };
+        let cameras = report.features.iter().filter(|feature| feature.role == Role::Camera);
+        Ok(Self {
+            state: needed(report.choose(Role::Vector, "observation.state"), "state vector", "state")?,
+            action: needed(report.choose(Role::Action, "action"), "action", "action")?,
+            cameras: needed(cameras.collect(), "camera", "cameras")?,
+        })
+    }
+}
+
 fn write(job: &StarterJob<'_>, report: &Report) -> Result<StarterFile, DataError> {
     let of = |role| report.features.iter().filter(move |feature| feature.role == role);
-    let info = job.data.join("meta/info.json");
-    let needed = |features: Vec<_>, what: &str, key: &str| match features.is_empty() {
-        true => Err(missing(&info, report, what, key)),
-        false => Ok(features),
-    };
-    let state = report.choose(Role::Vector, "observation.state");
-    let state = needed(state, "state vector", "state")?;
-    let action = needed(report.choose(Role::Action, "action"), "action", "action")?;
-    let cameras = needed(of(Role::Camera).collect(), "camera", "cameras")?;
+    let FoundFeatures { state, action, cameras } = FoundFeatures::from_report(job, report)?;
     let policy = PolicyStart::for_job(job)?;
     let mut file = Starter::new(job, "vla_flow");
     file.lines("model:").model(job, "Qwen2.5-VL");

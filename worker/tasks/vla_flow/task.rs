@@ -42,7 +42,7 @@ use super::{
     EXPERT,
     base::PolicyBase,
     data::{Dataset, Mixture, write_sample},
-    lerobot::{PolicyObjective, PolicySubject},
+    lerobot::{PolicyObjective, PolicySubject, make_policy},
     measures::run_data,
     memory,
     objective::VlaObjective,
@@ -115,6 +115,10 @@ impl<B: Tape<Base = B>> Task for VlaFlow<B> {
 
     fn starter(&self, job: &StarterJob<'_>) -> Option<Result<StarterFile, DataError>> {
         starter::starter(job)
+    }
+
+    fn make_policy(&self, job: &StarterJob<'_>, out: &Path) -> Option<Result<(), DataError>> {
+        make_policy(job, out)
     }
 
     fn preview(&self, spec: &RunSpec, episode: u64, frames: usize) -> Option<Result<Preview, DataError>> {

@@ -153,6 +153,7 @@ fn a_policy_that_is_written_is_the_one_that_was_trained() {
         |mean: f32| BTreeMap::from([("mean".to_owned(), vec![mean; 7]), ("std".to_owned(), vec![2.0; 7])]);
     let statistics = Statistics::from([("action".to_owned(), of(0.5))]);
     let export = Export {
+        named: str::to_owned,
         directory: &directory,
         rules: RULES,
         plan: None,

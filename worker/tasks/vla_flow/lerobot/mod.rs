@@ -7,9 +7,11 @@
 //! parts       what of it is frozen, and what trains
 //! subject     what it will take
 //! starter     a run file that begins with it
+//! from_base   a policy directory where there is only the base of one
 //! ```
 
 mod features;
+mod from_base;
 mod objective;
 mod parts;
 mod passes;
@@ -19,6 +21,7 @@ mod subject;
 mod tests;
 
 pub(super) use self::{
+    from_base::make_policy,
     objective::{POLICY_DIR, PolicyObjective},
     passes::{PolicyPasses, TunedPolicy, convention},
     starter::PolicyStart,

@@ -87,8 +87,9 @@ impl<B: Tape<Base = B>> PolicyObjective<B> {
     fn write(&self, out: &Path, layout: &TrainableLayout, values: &[f32]) -> Result<Rounding, TaskError> {
         let Self { base, inputs, outputs, statistics, renamed, .. } = self;
         let (directory, plan) = (&base.directory, self.tuned.trains().lora);
-        let rules = base.kind.rules();
-        let export = Export { directory, rules, plan, layout, values, inputs, outputs, statistics, renamed };
+        let (rules, named) = (base.kind.rules(), base.kind.written_name());
+        let export =
+            Export { directory, rules, named, plan, layout, values, inputs, outputs, statistics, renamed };
         write(out, export).map_err(TaskError::io)
     }
 

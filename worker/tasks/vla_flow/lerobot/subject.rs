@@ -110,7 +110,8 @@ impl PolicySubject {
 
     fn counted(&self, kind: CountedPass, micro_batch: u64, place: Place) -> PassCost {
         let at = if place == Place::Gpu { "GPU" } else { "CPU" };
-        let key = (format!("{at} {:?} {:?}", self.settings, self.spec.train.recompute), kind);
+        let Self { settings, spec, .. } = self;
+        let key = (format!("{at} {:?} {settings:?} {:?}", self.kept(), spec.train.recompute), kind);
         let run = |rows| self.run_pass(rows as usize, kind, place);
         self.passes.at(&key, micro_batch, run).unwrap_or_default()
     }

@@ -153,13 +153,17 @@ fn what_such_a_run_will_take_is_known_before() {
     assert!(layers.of(Category::Cache) > images.of(Category::Cache), "of every layer");
     assert!(layers.flops.total() < images.flops.total() && images.flops.total() < four.flops.total());
     let offered = subject.suggestions(ask(4));
-    for (what, setting) in [
+    let faster = [
         ("features of images cached", "cache.mode=exact"),
         ("keys and values cached", "cache.mode=exact cache.tap=final"),
-    ] {
+    ]
+    .map(|(what, setting)| {
         let found = offered.iter().find(|one| one.what == what).expect(what);
         assert!(found.setting == setting && found.remark.contains("on disk"), "{found:?}");
-    }
+        let faster = found.remark.split("at most ").nth(1).and_then(|rest| rest.split(' ').next());
+        faster.and_then(|faster| faster.parse::<f64>().ok()).expect("how much faster")
+    });
+    assert!(faster[1] > faster[0] && faster[0] > 1.0, "{faster:?}");
 }
 
 fn with(changes: &[(&str, Value)]) -> RunSpec {

@@ -1,11 +1,17 @@
 //! Runs of GR00T N1.7: values are clamped, noise is at 0, hidden states of whole prompts may be kept, and
 //! its own dropouts are drawn.
 
+use std::fs;
+
 use coxswain_policies::{directory::GROOT, export::PROCESSORS};
+use coxswain_task::StarterJob;
+use safetensors::{SafeTensors, serialize_to_file};
 
 use super::*;
 use crate::vla_flow::testing::gr00t::{GR00T, policy};
 
+/// What all of LeRobot's names begin with, and none of NVIDIA's.
+const OWN: &str = "_groot_model.";
 /// As LeRobot calls its step of statistics.
 const PACK: &str = "groot_n1_7_pack_inputs_v1";
 
@@ -34,6 +40,38 @@ fn a_run_of_gr00t_learns_and_leaves_a_policy_that_another_run_starts_from() {
     assert_eq!((kept["action.min"].len(), kept["observation.state.max"].len()), (4, 4));
     let behind = directory.steps(PROCESSORS[1]).expect("there");
     assert_eq!(behind[0].config["env_action_dim"], json!(4));
+}
+
+#[test]
+fn a_run_on_nvidias_own_directory_leaves_the_policy_under_lerobots_names() {
+    let (golden, place) = (Path::new(GR00T), tempfile::tempdir().expect("a directory for the test"));
+    let (base, made) = (place.path().join("base"), place.path().join("made"));
+    fs::create_dir(&base).expect("made");
+    fs::copy(golden.join("base/config.json"), base.join("config.json")).expect("copied");
+    let bytes = fs::read(golden.join("policy/model.safetensors")).expect("there");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let renamed = file.tensors().into_iter().map(|(name, view)| (name.replacen(OWN, "", 1), view));
+    serialize_to_file(renamed, None, &base.join("model.safetensors")).expect("written");
+    let data = Path::new(DATA);
+    let job = StarterJob { data, model: Some(&base), backbone: None, micro_batch: None, asked: false };
+    let task = VlaFlow::<Flex>::default();
+    let message = built(&of(&base, &[])).err().expect("only the base");
+    assert!(message.contains("cox init DATA --model"), "{message}");
+    task.make_policy(&job, &made).expect("a base").expect("it is made");
+    // The golden model knows three embodiments, and no new one.
+    let pack = made.join(PROCESSORS[0]);
+    let steps = fs::read_to_string(&pack).expect("there");
+    let known = steps.replace(r#""embodiment_tag": "new_embodiment""#, r#""embodiment_tag": "libero_sim""#);
+    fs::write(pack, known).expect("written");
+    let text = task.starter(&StarterJob { model: Some(&made), ..job }).expect("its data").expect("a policy");
+    assert!(text.text.contains("min_max_clamped") && text.text.contains("lr: { expert: 1e-4 }"));
+    let of = |policy: &Path| of(policy, &[("data.rename_map", json!({}))]);
+    let (built, batch) = built(&of(&made)).expect("it is built");
+    let descended = descend(&built, &batch, 0.01, 8);
+    let left = hold_left(&built, &descended, of);
+    let bytes = fs::read(left.path().join("policy/model.safetensors")).expect("a file of its own");
+    let left = SafeTensors::deserialize(&bytes).expect("safetensors");
+    assert!(left.names().iter().all(|name| name.starts_with(OWN)) && left.len() == file.len());
 }
 
 #[test]
