@@ -47,7 +47,7 @@ use coxswain_task::{
 };
 use coxswain_worker::{
     collective::{RingListener, TransportError, TransportSource},
-    device::{Accelerator, Gpus, NoGpus, Version},
+    device::{Accelerator, Gpus, NoGpus, OnGpu, Version},
     selftest::{self, Finding, Sizes},
     train::{HeldOutError, TaskTrainer, TrainError, TrainerOptions, UnknownTask, evaluate_run},
     trainer::Trainer,
@@ -98,6 +98,12 @@ impl Accelerator for Nvidia {
         nccl::version()
     }
 
+    fn on_gpu(&self) -> &dyn OnGpu {
+        self
+    }
+}
+
+impl OnGpu for Nvidia {
     fn trainer(
         &self,
         task: &str,

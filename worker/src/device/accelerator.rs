@@ -100,7 +100,7 @@ pub enum NoGpus {
     },
 }
 
-/// What a build can do with GPUs. `gpu` is a number among those that the process sees, below [`Gpus::count`].
+/// What a build can do with GPUs.
 pub trait Accelerator: Sync {
     /// What this machine has; asked of the machine once in a process.
     fn probe(&self) -> Result<Gpus, NoGpus>;
@@ -108,6 +108,12 @@ pub trait Accelerator: Sync {
     /// NCCL's version, `20000 + 100 * minor + patch`, or why there is none.
     fn nccl(&self) -> Result<u32, TransportError>;
 
+    /// What it does on the GPUs that [`Accelerator::probe`] has found.
+    fn on_gpu(&self) -> &dyn OnGpu;
+}
+
+/// What is done on a GPU. `gpu` is a number among those that the process sees, below [`Gpus::count`].
+pub trait OnGpu {
     /// Trains a task, by its name, on a GPU.
     fn trainer(
         &self,
@@ -171,63 +177,8 @@ impl Accelerator for NoAccelerator {
         Err(TransportError(NoGpus::NotBuilt { driver: (self.driver)() }.to_string()))
     }
 
-    fn trainer(
-        &self,
-        _task: &str,
-        gpu: usize,
-        _listener: Option<RingListener>,
-    ) -> Result<Box<dyn Trainer>, UnknownTask> {
-        never(gpu)
+    /// [`choose`](super::choose) gives a GPU only where the probe has found one.
+    fn on_gpu(&self) -> &dyn OnGpu {
+        unreachable!("a GPU was chosen in a build without GPUs")
     }
-
-    fn evaluate(
-        &self,
-        _spec: &RunSpec,
-        gpu: usize,
-        _ema: bool,
-    ) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        never(gpu)
-    }
-
-    fn responder(
-        &self,
-        _spec: &RunSpec,
-        _dir: &Path,
-        gpu: usize,
-    ) -> Result<Option<Box<dyn Responder>>, TrainError> {
-        never(gpu)
-    }
-
-    fn forward(&self, _job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
-        never(gpu)
-    }
-
-    fn generate(&self, _job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError> {
-        never(gpu)
-    }
-
-    fn convert(&self, _job: &ConvertJob<'_>, gpu: usize) -> Result<Option<Vec<Vec<PathBuf>>>, TrainError> {
-        never(gpu)
-    }
-
-    fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
-        never(gpu)
-    }
-
-    fn first(&self, gpu: usize) -> Vec<Finding> {
-        never(gpu)
-    }
-
-    fn measure(&self, gpu: usize) -> Vec<Finding> {
-        never(gpu)
-    }
-
-    fn few_steps(&self, gpu: usize, _width: Width) -> Vec<(&'static str, Losses)> {
-        never(gpu)
-    }
-}
-
-/// [`choose`](super::choose) gives a GPU only where the probe has found one.
-fn never(gpu: usize) -> ! {
-    unreachable!("cuda:{gpu} was chosen in a build without GPUs")
 }

@@ -61,7 +61,8 @@ impl ChosenTrainer {
                     }
                 }
                 Device::Cuda(gpu) => {
-                    let trainer = self.tasks.accelerator.trainer(&spec.task.kind, gpu, listener);
+                    let on_gpu = self.tasks.accelerator.on_gpu();
+                    let trainer = on_gpu.trainer(&spec.task.kind, gpu, listener);
                     trainer.map_err(|unknown| refused(unknown.to_string()))?
                 }
             });

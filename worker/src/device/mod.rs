@@ -23,7 +23,7 @@ mod tasks;
 mod tests;
 
 pub use self::{
-    accelerator::{Accelerator, Gpus, NoAccelerator, NoGpus, Version},
+    accelerator::{Accelerator, Gpus, NoAccelerator, NoGpus, OnGpu, Version},
     choose::choose,
     chosen::{ChosenTrainer, refusal},
     tasks::Tasks,

@@ -31,7 +31,7 @@ impl Tasks {
     pub fn forward(&self, job: &ForwardJob<'_>, device: Device) -> Option<Result<(), TaskError>> {
         match device {
             Device::Cpu => self.cpu.iter().find_map(|task| task.forward(job, &Default::default())),
-            Device::Cuda(gpu) => self.accelerator.forward(job, gpu),
+            Device::Cuda(gpu) => self.accelerator.on_gpu().forward(job, gpu),
         }
     }
 
@@ -51,7 +51,7 @@ impl Tasks {
         begin_computing(spec);
         match device {
             Device::Cpu => Ok(self.of(spec)?.responder(spec, dir, &Default::default()).transpose()?),
-            Device::Cuda(gpu) => self.accelerator.responder(spec, dir, gpu),
+            Device::Cuda(gpu) => self.accelerator.on_gpu().responder(spec, dir, gpu),
         }
     }
 
@@ -60,7 +60,7 @@ impl Tasks {
         begin_computing(job.spec);
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.generate(job, &Default::default()).transpose()?),
-            Device::Cuda(gpu) => self.accelerator.generate(job, gpu),
+            Device::Cuda(gpu) => self.accelerator.on_gpu().generate(job, gpu),
         }
     }
 
@@ -74,7 +74,7 @@ impl Tasks {
         begin_computing(job.spec);
         match device {
             Device::Cpu => Ok(self.of(job.spec)?.convert(job, &Default::default()).transpose()?),
-            Device::Cuda(gpu) => self.accelerator.convert(job, gpu),
+            Device::Cuda(gpu) => self.accelerator.on_gpu().convert(job, gpu),
         }
     }
 
@@ -88,7 +88,7 @@ impl Tasks {
     ) -> Result<(Step, Option<HeldOutError>), TrainError> {
         match device {
             Device::Cpu => train::evaluate_run(self.of(spec)?, spec, &Default::default(), ema),
-            Device::Cuda(gpu) => self.accelerator.evaluate(spec, gpu, ema),
+            Device::Cuda(gpu) => self.accelerator.on_gpu().evaluate(spec, gpu, ema),
         }
     }
 }
@@ -100,6 +100,6 @@ pub(crate) fn measure(device: Device, accelerator: &dyn Accelerator) -> Vec<Find
             let sizes = Sizes { copy: 64 << 20, side: 768, rounds: 3, bf16: false };
             selftest::speed_in_host_memory::<Flex>(&Default::default(), sizes)
         }
-        Device::Cuda(gpu) => accelerator.measure(gpu),
+        Device::Cuda(gpu) => accelerator.on_gpu().measure(gpu),
     }
 }

@@ -35,6 +35,12 @@ impl Accelerator for Machine {
         ABSENT.nccl()
     }
 
+    fn on_gpu(&self) -> &dyn OnGpu {
+        self
+    }
+}
+
+impl OnGpu for Machine {
     fn trainer(
         &self,
         task: &str,
@@ -51,7 +57,7 @@ impl Accelerator for Machine {
         gpu: usize,
         ema: bool,
     ) -> Result<(Step, Option<HeldOutError>), TrainError> {
-        ABSENT.evaluate(spec, gpu, ema)
+        ABSENT.on_gpu().evaluate(spec, gpu, ema)
     }
 
     fn responder(
@@ -60,15 +66,15 @@ impl Accelerator for Machine {
         dir: &std::path::Path,
         gpu: usize,
     ) -> Result<Option<Box<dyn Responder>>, TrainError> {
-        ABSENT.responder(spec, dir, gpu)
+        ABSENT.on_gpu().responder(spec, dir, gpu)
     }
 
     fn forward(&self, job: &ForwardJob<'_>, gpu: usize) -> Option<Result<(), TaskError>> {
-        ABSENT.forward(job, gpu)
+        ABSENT.on_gpu().forward(job, gpu)
     }
 
     fn generate(&self, job: &GenerateJob<'_>, gpu: usize) -> Result<Option<Vec<Reply>>, TrainError> {
-        ABSENT.generate(job, gpu)
+        ABSENT.on_gpu().generate(job, gpu)
     }
 
     fn convert(
@@ -76,23 +82,23 @@ impl Accelerator for Machine {
         job: &ConvertJob<'_>,
         gpu: usize,
     ) -> Result<Option<Vec<Vec<std::path::PathBuf>>>, TrainError> {
-        ABSENT.convert(job, gpu)
+        ABSENT.on_gpu().convert(job, gpu)
     }
 
     fn transport(&self, gpu: usize) -> Box<dyn TransportSource> {
-        ABSENT.transport(gpu)
+        ABSENT.on_gpu().transport(gpu)
     }
 
     fn first(&self, gpu: usize) -> Vec<Finding> {
-        ABSENT.first(gpu)
+        ABSENT.on_gpu().first(gpu)
     }
 
     fn measure(&self, gpu: usize) -> Vec<Finding> {
-        ABSENT.measure(gpu)
+        ABSENT.on_gpu().measure(gpu)
     }
 
     fn few_steps(&self, gpu: usize, width: Width) -> Vec<(&'static str, Losses)> {
-        ABSENT.few_steps(gpu, width)
+        ABSENT.on_gpu().few_steps(gpu, width)
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn links(device: Device, accelerator: &dyn Accelerator) -> Vec<Findin
     let mut found = over("ring", 2, |_| None);
     if let Device::Cuda(_) = device {
         let gpus = accelerator.probe().map_or(1, |gpus| gpus.count);
-        found.extend(over("NCCL", gpus, |rank| Some(accelerator.transport(rank % gpus))));
+        found.extend(over("NCCL", gpus, |rank| Some(accelerator.on_gpu().transport(rank % gpus))));
     }
     found
 }

@@ -38,7 +38,7 @@ pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
     found.extend(on_cpu.iter().map(|(_, stored, losses)| step::compared_with_stored(losses, stored)));
     if let Device::Cuda(gpu) = device {
         for width in [Width::Float32, Width::Bfloat16] {
-            for (name, losses) in accelerator.few_steps(gpu, width) {
+            for (name, losses) in accelerator.on_gpu().few_steps(gpu, width) {
                 let reference = on_cpu.iter().find(|(task, ..)| *task == name);
                 found.extend(reference.map(|(_, _, reference)| step::compared(width, reference, &losses)));
             }
@@ -51,7 +51,7 @@ pub fn run(device: Device, tasks: Tasks) -> Vec<Finding> {
 pub fn first(device: Device, accelerator: &dyn Accelerator) -> Vec<Finding> {
     let mut found = environment(accelerator);
     if let Device::Cuda(gpu) = device {
-        found.extend(accelerator.first(gpu));
+        found.extend(accelerator.on_gpu().first(gpu));
     }
     found
 }

@@ -10,7 +10,7 @@ fn a_kernel_a_product_and_products_in_order_are_right() {
     if gpus("what a GPU is asked first").is_none() {
         return;
     }
-    let found = NVIDIA.first(0);
+    let found = NVIDIA.on_gpu().first(0);
     assert!(found.len() == 4 && !found.iter().any(Finding::failed), "{found:#?}");
     found.iter().for_each(|finding| println!("{}: {}", finding.what, finding.found));
 }

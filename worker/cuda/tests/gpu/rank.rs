@@ -75,7 +75,8 @@ impl RankProcess {
         let membership = Membership::among("test", Generation(generation), Rank(self.rank as u32), addresses);
         let ring = Ring::connect(&self.listener, &membership, deadline, &RingAbort::new())?;
         let gpus = NVIDIA.probe().map_or(1, |gpus| gpus.count);
-        let mut source = (self.over == Collectives::Nccl).then(|| NVIDIA.transport(self.rank % gpus));
+        let over_nccl = self.over == Collectives::Nccl;
+        let mut source = over_nccl.then(|| NVIDIA.on_gpu().transport(self.rank % gpus));
         let source = source.as_mut().map(|source| source.as_mut());
         collective::join(ring, self.over, Brings { computes: Computes::default(), source, deadline })
     }
