@@ -2,6 +2,20 @@
 
 use std::{env, path::PathBuf};
 
+/// Messages that programs are shown under the names of their fields.
+const SHOWN: [&str; 10] = [
+    "CacheChanged",
+    "CacheDrift",
+    "CacheDriftRecord",
+    "CacheGenerationRecord",
+    "Failure",
+    "HardwareFaults",
+    "LeavingNode",
+    "MembershipChanged",
+    "SampleRange",
+    "StepTimes",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["coxswain/v1/types.proto", "coxswain/v1/coordinator.proto", "coxswain/v1/control.proto"];
     for file in files {
@@ -10,7 +24,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?).join("coxswain_v1.bin");
     std::fs::write(&out, prost_bytes(&descriptors))?;
-    tonic_prost_build::configure().codec_path("crate::codec::SmallBuffers").compile_fds(descriptors)?;
+    let mut builder = tonic_prost_build::configure().codec_path("crate::codec::SmallBuffers");
+    for message in SHOWN {
+        builder = builder.message_attribute(message, "#[derive(serde::Serialize)]");
+    }
+    builder.compile_fds(descriptors)?;
     Ok(())
 }
 

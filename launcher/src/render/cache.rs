@@ -2,7 +2,7 @@
 
 use coxswain_proto::{
     human,
-    v1::{CacheDrift, CacheDriftRecord, CacheGenerationRecord, CacheStatus, CacheUse},
+    v1::{CacheDriftRecord, CacheGenerationRecord, CacheStatus, CacheUse},
 };
 use serde_json::{Value, json};
 
@@ -83,28 +83,9 @@ fn drift(record: &CacheDriftRecord) -> String {
 /// The cache's state for programs, as JSON.
 pub fn json(status: &CacheStatus) -> Value {
     let generations = status.generations.iter().map(|record| {
-        json!({
-            "number": record.number,
-            "since_step": record.since_step,
-            "state": names::cache_state(record.state),
-            "stored": record.stored,
-            "total": record.total,
-            "bytes": record.bytes,
-            "hits": record.hits,
-            "misses": record.misses,
-            "damaged": record.damaged,
-            "fill_batch": record.fill_batch,
-            "namespace": record.namespace,
-            "why": record.why,
-        })
-    });
-    let drifts = status.drifts.iter().map(|record| {
-        json!({
-            "generation": record.generation,
-            "drift": record.drift.as_ref().map(drift_json),
-            "then": record.then,
-            "why": record.why,
-        })
+        let mut shown = json!(record);
+        shown["state"] = json!(names::cache_state(record.state));
+        shown
     });
     json!({
         "mode": names::cache_mode(status.mode),
@@ -113,18 +94,7 @@ pub fn json(status: &CacheStatus) -> Value {
         "cache_phase_ends": status.cache_phase_ends,
         "waits_at": status.waits_at,
         "generations": generations.collect::<Vec<_>>(),
-        "drifts": drifts.collect::<Vec<_>>(),
-    })
-}
-
-fn drift_json(drift: &CacheDrift) -> Value {
-    json!({
-        "at_step": drift.at_step,
-        "relative_l2": drift.relative_l2,
-        "cosine": drift.cosine,
-        "loss_fresh": drift.loss_fresh,
-        "loss_cached": drift.loss_cached,
-        "probes": drift.probes,
+        "drifts": status.drifts,
     })
 }
 
@@ -135,7 +105,7 @@ pub fn used_json(used: &CacheUse) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use coxswain_proto::v1::{CacheMode, CacheState};
+    use coxswain_proto::v1::{CacheDrift, CacheMode, CacheState};
 
     use super::*;
 

@@ -4,8 +4,8 @@ use coxswain_proto::{
     memory::Comparison,
     report::{Metric, Skip},
     v1::{
-        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, HardwareFaults, LeavingNode,
-        RankStatus, StepCommitted, StepTimes, WatchEvent, WorkerPhase, watch_event::Kind,
+        self, CheckpointRecord, Failure, GetMemoryResponse, GetStatusResponse, RankStatus, StepCommitted,
+        WatchEvent, WorkerPhase, watch_event::Kind,
     },
 };
 use serde_json::{Value, json};
@@ -43,8 +43,8 @@ pub fn status(status: &GetStatusResponse, kept: Option<&Record>) -> Value {
         "ranks": status.ranks.iter().map(rank).collect::<Vec<_>>(),
         "checkpoints": status.checkpoints.iter().map(checkpoint).collect::<Vec<_>>(),
         "cache": status.cache.as_ref().map(cache::json),
-        "hardware": status.hardware.iter().map(hardware).collect::<Vec<_>>(),
-        "leaving": status.leaving.iter().map(leaving).collect::<Vec<_>>(),
+        "hardware": status.hardware,
+        "leaving": status.leaving,
         "metrics": metrics(&status.metrics),
         "first_failure": status.first_failure.as_ref().map(failure),
     })
@@ -69,38 +69,10 @@ fn rank(rank: &RankStatus) -> Value {
         "lease_first_step": known.then_some(rank.lease_first_step),
         "lease_end_step": known.then_some(rank.lease_end_step),
         "memory_peak": known.then_some(rank.memory_peak),
-        "times": rank.times.as_ref().map(times),
+        "times": rank.times,
         "spare": rank.spare,
         "slow": rank.slow.as_ref().map(|slow| json!({"part": slow.part, "factor": slow.factor})),
         "metrics": metrics(&rank.metrics),
-    })
-}
-
-fn hardware(of: &HardwareFaults) -> Value {
-    json!({
-        "rank": of.rank,
-        "host": of.host,
-        "faults": of.faults,
-        "newest": of.newest,
-        "cordoned": of.cordoned,
-    })
-}
-
-fn leaving(node: &LeavingNode) -> Value {
-    json!({
-        "node_rank": node.node_rank,
-        "host": node.host,
-        "workers": node.workers,
-        "hosts_coordinator": node.hosts_coordinator,
-    })
-}
-
-fn times(times: &StepTimes) -> Value {
-    json!({
-        "total_ms": times.total_ms,
-        "data_ms": times.data_ms,
-        "optimizer_ms": times.optimizer_ms,
-        "communication_ms": times.communication_ms,
     })
 }
 
@@ -120,21 +92,11 @@ fn checkpoint(record: &CheckpointRecord) -> Value {
 
 /// A failure with everything that is known of its cause.
 pub fn failure(failure: &Failure) -> Value {
-    json!({
-        "rank": failure.rank,
-        "host": failure.host,
-        "generation": failure.generation,
-        "phase": names::worker_phase(failure.phase),
-        "step": failure.step,
-        "collective": failure.collective,
-        "samples": failure.samples.iter().map(|range| [range.begin, range.end]).collect::<Vec<_>>(),
-        "memory_in_use": failure.memory_in_use,
-        "kind": names::failure_kind(failure.kind),
-        "message": failure.message,
-        "unix_ms": failure.unix_ms,
-        "victims": failure.victims,
-        "fatal": failure.fatal,
-    })
+    let mut shown = json!(failure);
+    shown["phase"] = json!(names::worker_phase(failure.phase));
+    shown["samples"] = failure.samples.iter().map(|range| json!([range.begin, range.end])).collect();
+    shown["kind"] = json!(names::failure_kind(failure.kind));
+    shown
 }
 
 /// Peaks of every rank by phase.
@@ -182,7 +144,7 @@ fn step(step: &StepCommitted) -> Value {
         "learning_rate": step.learning_rate,
         "samples_per_second": step.samples_per_second,
         "tokens_per_second": step.tokens_per_second,
-        "times": step.times.as_ref().map(times),
+        "times": step.times,
         "metrics": metrics(&step.metrics),
         "memory_peak": step.memory_peak,
         "memory_peak_rank": step.memory_peak_rank,
@@ -201,19 +163,9 @@ pub fn event(event: &WatchEvent) -> Value {
         Some(Kind::Phase(changed)) => {
             ("phase", json!({"phase": names::run_phase(changed.phase), "reason": changed.reason}))
         }
-        Some(Kind::Membership(changed)) => (
-            "membership",
-            json!({
-                "generation": changed.generation,
-                "present": changed.present,
-                "world_size": changed.world_size,
-                "what": changed.what,
-            }),
-        ),
+        Some(Kind::Membership(changed)) => ("membership", json!(changed)),
         Some(Kind::Failure(failed)) => ("failure", failure(failed)),
-        Some(Kind::Cache(changed)) => {
-            ("cache", json!({"generation": changed.generation, "step": changed.step, "what": changed.what}))
-        }
+        Some(Kind::Cache(changed)) => ("cache", json!(changed)),
         Some(Kind::Note(note)) => ("note", json!({"rank": note.rank, "text": note.text})),
         Some(Kind::Missed(count)) => ("missed", json!(count)),
         None => ("unknown", Value::Null),
