@@ -6,6 +6,7 @@ use coxswain_proto::{
     order::{Order, SetShare},
     report::Skip,
 };
+use serde::Serialize;
 
 use super::coverage::Coverage;
 
@@ -43,7 +44,7 @@ pub struct RunRecords {
 }
 
 /// A key of the run file that was changed where the run was resumed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// Steps below this one were committed.
     pub step: u64,
@@ -109,7 +110,7 @@ pub struct Membership {
 }
 
 /// One failure.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fault {
     /// The membership it hit.
     pub generation: u64,
@@ -143,13 +144,14 @@ pub struct EpochAccount {
 }
 
 /// What of a mixture's data set was consumed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SetAccount {
     /// Name.
     pub name: String,
     /// Training samples.
     pub samples: u64,
     /// How many of them an epoch takes.
+    #[serde(rename = "an_epoch")]
     pub taken: u64,
     /// Samples of it that committed steps have consumed.
     pub consumed: u64,

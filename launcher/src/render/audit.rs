@@ -173,23 +173,10 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
             "source": membership.started.as_ref().map(|(_, source)| source),
         })
     });
-    let faults = records.faults.iter().map(|fault| {
-        json!({
-            "generation": fault.generation,
-            "rank": fault.rank,
-            "victims": fault.victims,
-            "kind": fault.kind,
-            "text": fault.text,
-        })
-    });
     let skipped = records.steps.iter().filter_map(|step| {
         let skipped = step.skipped.as_ref()?;
         Some(json!({"step": step.step, "cause": skipped.cause, "samples": skipped.samples}))
     });
-    let changes = records
-        .changes
-        .iter()
-        .map(|Change { step, key, from, to }| json!({"step": step, "key": key, "from": from, "to": to}));
     json!({
         "run_id": records.run_id,
         "run_name": records.run_name,
@@ -201,21 +188,11 @@ pub fn json(records: &RunRecords, accounts: &[EpochAccount]) -> Value {
         "missing": missing,
         "duplicate": duplicate,
         "epochs": epochs.collect::<Vec<_>>(),
-        "sets": records.by_set().iter().map(set).collect::<Vec<_>>(),
+        "sets": records.by_set(),
         "generations": generations.collect::<Vec<_>>(),
         "cache": records.cache_ranges().iter().map(cache_range).collect::<Vec<_>>(),
-        "faults": faults.collect::<Vec<_>>(),
-        "changes": changes.collect::<Vec<_>>(),
-    })
-}
-
-fn set(set: &SetAccount) -> Value {
-    json!({
-        "name": set.name,
-        "samples": set.samples,
-        "an_epoch": set.taken,
-        "consumed": set.consumed,
-        "quarantined": set.quarantined,
+        "faults": records.faults,
+        "changes": records.changes,
     })
 }
 
