@@ -3,10 +3,7 @@
 
 use coxswain_proto::{ids::Rank, plan, v1};
 
-use crate::{
-    core::report::StateSource,
-    journal::{Change, Fate, History, LedgerEntry, Membership},
-};
+use crate::journal::{Change, Fate, History, LedgerEntry, Membership};
 
 /// One page of the ledger; `next` is where the following one begins.
 pub fn ledger(entries: &[LedgerEntry], next: Option<u64>) -> v1::GetLedgerResponse {
@@ -74,18 +71,9 @@ impl From<&Membership> for v1::MembershipRecord {
     fn from(of: &Membership) -> Self {
         let started = of.started.map(|(first_step, source)| v1::MembershipStart {
             first_step: first_step.0,
-            source: state_source(source).into(),
+            source: v1::StateSource::from(source).into(),
         });
         Self { generation: of.generation.0, workers: of.workers, started }
-    }
-}
-
-fn state_source(source: StateSource) -> v1::StateSource {
-    match source {
-        StateSource::Fresh => v1::StateSource::Fresh,
-        StateSource::Carried => v1::StateSource::Carried,
-        StateSource::Replica => v1::StateSource::Replica,
-        StateSource::Checkpoint => v1::StateSource::Checkpoint,
     }
 }
 

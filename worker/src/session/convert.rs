@@ -229,10 +229,7 @@ pub(super) fn wire_sample(bad: &BadSample) -> v1::BadSample {
 
 /// At most as long as an error text may be.
 fn cut(mut message: String) -> String {
-    if message.len() > limits::MAX_ERROR_TEXT {
-        let end = (0..=limits::MAX_ERROR_TEXT).rev().find(|&i| message.is_char_boundary(i)).unwrap_or(0);
-        message.truncate(end);
-    }
+    message.truncate(message.floor_char_boundary(limits::MAX_ERROR_TEXT));
     message
 }
 
