@@ -138,42 +138,6 @@ impl Dataset {
         Ok(SampleKeys::new(self.assemble(&tables), images_read))
     }
 
-    /// The key of one sample, from its data file on a disk.
-    pub fn sample_key(&self, index: u64) -> Result<SampleKey, DataError> {
-        let found = self.catalog.episodes.of_sample(index);
-        let (number, episode) =
-            found.ok_or(DataError::OutOfRange { what: "sample", index, len: self.len() })?;
-        let row = episode.first_row + index - episode.start;
-        let read = |row, part| self.rows.block(&self.catalog, episode.file, row, part);
-        let fault =
-            |feature: &str, fault: &str| self.catalog.row_error(episode.file, row, feature, fault.into());
-        let mut images = Vec::new();
-        for back in self.settings.observation.rows_back() {
-            let frame = (index - episode.start).saturating_sub(back);
-            let row = episode.first_row + frame;
-            for camera in &self.cameras {
-                images.push(match camera.stored {
-                    FrameStorage::Images(column) => {
-                        let block = read(row, Part::Camera(column))?;
-                        let encoded = block.image(row);
-                        let encoded =
-                            encoded.ok_or_else(|| fault(&camera.name, "no image bytes in the row"))?;
-                        Digest::of_image(encoded)
-                    }
-                    FrameStorage::Video(video) => {
-                        let (path, from) = self.frames.place(&self.catalog, video, number)?;
-                        let file = Digest::of_file(&path).map_err(DataError::io(&path, "read"))?;
-                        of_frame(&file, from, frame)
-                    }
-                });
-            }
-        }
-        let numbers = read(row, Part::Numbers)?;
-        let text = self.catalog.tasks.get(&numbers.keys[2][(row - numbers.first_row) as usize]);
-        let text = text.ok_or_else(|| fault("task_index", "its task has no text in meta/tasks"))?;
-        Ok(SampleKey::new(&images, &self.prompt.render(text)))
-    }
-
     /// How images become the model's input, in words: an ingredient of every namespace.
     pub fn preprocessing(&self) -> String {
         let limit = self.settings.observation.max_text_tokens;
@@ -381,7 +345,7 @@ fn of_row(object: &Digest, camera: &str, row: u64) -> Digest {
 }
 
 /// Names frame `frame` of an episode that begins `from` seconds into the video of digest `video`.
-fn of_frame(video: &Digest, from: f64, frame: u64) -> Digest {
+pub(super) fn of_frame(video: &Digest, from: f64, frame: u64) -> Digest {
     let (from, frame) = (from.to_bits().to_le_bytes(), frame.to_le_bytes());
     Digest::of(FRAME_DOMAIN, [("video", &video.0[..]), ("from", &from), ("frame", &frame)])
 }

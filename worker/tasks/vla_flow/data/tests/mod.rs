@@ -14,6 +14,7 @@ mod observed;
 mod preview;
 mod real;
 mod rows;
+mod single_key;
 mod video;
 
 use crate::vla_flow::testing::{assets, mini, recording, spec};
