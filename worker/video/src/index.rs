@@ -203,11 +203,6 @@ impl VideoIndex {
         }
     }
 
-    /// Whether decoding can begin at this frame.
-    pub fn is_keyframe(&self, frame: usize) -> bool {
-        self.sample_of(frame).is_some_and(|sample| self.samples[sample as usize].start == sample)
-    }
-
     /// Coded pictures in decode order.
     pub fn samples(&self) -> &[Sample] {
         &self.samples

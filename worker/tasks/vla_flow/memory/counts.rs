@@ -91,14 +91,6 @@ impl Counts {
     pub fn pretrained(&self) -> u64 {
         self.vision.total() + self.language.total() + self.head.total()
     }
-
-    /// What is held while nothing of the model trains in full: without a head of its own.
-    pub fn held_frozen(&self) -> Elements {
-        Elements {
-            matrices: self.vision.matrices + self.language.matrices,
-            vectors: self.vision.vectors + self.language.vectors,
-        }
-    }
 }
 
 /// What trains of a policy for samples of these sizes, tensor by tensor.

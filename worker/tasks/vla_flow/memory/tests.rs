@@ -146,9 +146,10 @@ fn a_missing_tokenizer_makes_the_prompt_an_estimate_on_the_long_side() {
 #[test]
 fn frozen_weights_on_a_gpu_are_the_model_without_a_head_of_its_own() {
     let subject = subject("qwen2.5-vl-3b.yaml");
-    let held = subject.counts.held_frozen();
+    let (vision, language) = (subject.counts.vision, subject.counts.language);
     let narrow = subject.predict(gpu(1, 1)).of(Category::FrozenWeights);
-    assert_eq!(narrow, 2 * held.matrices + 4 * held.vectors);
+    let vectors = vision.vectors + language.vectors;
+    assert_eq!(narrow, 2 * (vision.matrices + language.matrices) + 4 * vectors);
     let wide = subject
         .changed(|spec| spec.vla_mut().model.weights_dtype = FrozenDtype::Float32)
         .expect("no new names");
