@@ -405,24 +405,11 @@ fn positions(wire: Vec<v1::SampleRange>) -> FieldResult<Vec<Range<u64>>> {
 }
 
 fn phase(field: &str, wire: i32) -> FieldResult<WorkerPhase> {
-    use v1::WorkerPhase as Wire;
-    Ok(match Wire::try_from(wire) {
-        Ok(Wire::Joining) => WorkerPhase::Joining,
-        Ok(Wire::Loading) => WorkerPhase::Loading,
-        Ok(Wire::Connecting) => WorkerPhase::Connecting,
-        Ok(Wire::Data) => WorkerPhase::Data,
-        Ok(Wire::Forward) => WorkerPhase::Forward,
-        Ok(Wire::Backward) => WorkerPhase::Backward,
-        Ok(Wire::Communication) => WorkerPhase::Communication,
-        Ok(Wire::Optimizer) => WorkerPhase::Optimizer,
-        Ok(Wire::Checkpoint) => WorkerPhase::Checkpoint,
-        Ok(Wire::CacheBuild) => WorkerPhase::CacheBuild,
-        Ok(Wire::Evaluation) => WorkerPhase::Evaluation,
-        Ok(Wire::Paused) => WorkerPhase::Paused,
-        Ok(Wire::Done) => WorkerPhase::Done,
-        Ok(Wire::Starting) => return Err(FieldError::new(field, "is set by the coordinator alone")),
-        Ok(Wire::Unspecified) | Err(_) => return Err(unknown(field, wire)),
-    })
+    if wire == i32::from(v1::WorkerPhase::Starting) {
+        return Err(FieldError::new(field, "is set by the coordinator alone"));
+    }
+    let known = WorkerPhase::ALL.into_iter().find(|known| i32::from(v1::WorkerPhase::from(*known)) == wire);
+    known.ok_or_else(|| unknown(field, wire))
 }
 
 #[cfg(test)]
