@@ -4,14 +4,17 @@
 //! nothing is counted here, so a restarted coordinator goes on where its journal is. Names begin with
 //! `coxswain_`, units are base units and stand at their end. A value that is not known yet is left out.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use axum::{
     extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use coxswain_proto::report::{Metric, stage_times};
+use coxswain_proto::{
+    ids::Bytes,
+    report::{Metric, stage_times},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, text},
@@ -116,39 +119,28 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
         None,
         [(labels, 1.0)],
     )?;
-    sheet.gauge(
+    sheet.number(
         "generation",
         "Number of the generation; grows with each change of workers",
-        None,
-        status.generation.0 as f64,
+        status.generation.0,
     )?;
-    sheet.gauge("world_size", "Workers wanted", None, f64::from(status.workers.wanted))?;
-    sheet.gauge("workers", "Workers present", None, f64::from(status.workers.present))?;
-    sheet.gauge("spares", "Workers present without a rank", None, f64::from(status.workers.spare))?;
-    sheet.gauge("steps_committed", "Committed steps", None, status.committed.0 as f64)?;
-    sheet.gauge("steps_skipped", "Committed steps that were left out", None, status.skipped as f64)?;
+    sheet.number("world_size", "Workers wanted", status.workers.wanted.into())?;
+    sheet.number("workers", "Workers present", status.workers.present.into())?;
+    sheet.number("spares", "Workers present without a rank", status.workers.spare.into())?;
+    sheet.number("steps_committed", "Committed steps", status.committed.0)?;
+    sheet.number("steps_skipped", "Committed steps that were left out", status.skipped)?;
     if let Some(plan) = status.plan {
-        sheet.gauge("steps_planned", "Steps of the whole run", None, plan.total_steps() as f64)?;
+        sheet.number("steps_planned", "Steps of the whole run", plan.total_steps())?;
     }
-    sheet.gauge("epoch", "The epoch of the next step", None, status.epoch() as f64)?;
+    sheet.number("epoch", "The epoch of the next step", status.epoch())?;
     if let Some(eta) = status.eta {
-        sheet.gauge("eta", "Time left at the present speed", Some(Unit::Seconds), eta.as_secs_f64())?;
+        sheet.seconds("eta", "Time left at the present speed", eta)?;
     }
     sheet.counter("restarts", "Faults survived", status.spent.restarts.into())?;
     sheet.counter("rescales", "Planned changes of the world size", status.spent.rescales.into())?;
     if let Some(newest) = status.checkpoints.last() {
-        sheet.gauge(
-            "checkpoint_step",
-            "Step at which the newest checkpoint resumes",
-            None,
-            newest.step.0 as f64,
-        )?;
-        sheet.gauge(
-            "checkpoint_size",
-            "Size of the newest checkpoint",
-            Some(Unit::Bytes),
-            newest.bytes.0 as f64,
-        )?;
+        sheet.number("checkpoint_step", "Step at which the newest checkpoint resumes", newest.step.0)?;
+        sheet.bytes("checkpoint_size", "Size of the newest checkpoint", newest.bytes)?;
     }
     Ok(())
 }
@@ -156,20 +148,15 @@ fn run(sheet: &mut Sheet<'_>, status: &Status, facts: &RunFacts) -> fmt::Result 
 /// What the last committed step said; nothing before the first one.
 fn newest_step(sheet: &mut Sheet<'_>, status: &Status) -> fmt::Result {
     let Some(step) = &status.last else { return Ok(()) };
-    sheet.gauge("loss", "Mean loss over valid elements", None, step.totals.loss())?;
-    sheet.gauge("grad_norm", "Norm of the global gradient, before clipping", None, step.totals.grad_norm)?;
+    sheet.gauge("loss", "Mean loss over valid elements", step.totals.loss())?;
+    sheet.gauge("grad_norm", "Norm of the global gradient, before clipping", step.totals.grad_norm)?;
     if let Some(rate) = step.learning_rate() {
-        sheet.gauge("learning_rate", "Highest learning rate of all parameter groups", None, rate)?;
+        sheet.gauge("learning_rate", "Highest learning rate of all parameter groups", rate)?;
     }
-    sheet.gauge("samples_per_second", "Samples a second over all ranks", None, step.samples_per_second())?;
-    sheet.gauge("tokens_per_second", "Tokens a second over all ranks", None, step.tokens_per_second())?;
+    sheet.gauge("samples_per_second", "Samples a second over all ranks", step.samples_per_second())?;
+    sheet.gauge("tokens_per_second", "Tokens a second over all ranks", step.tokens_per_second())?;
     let times = &step.times;
-    sheet.gauge(
-        "step_time",
-        "Time of the last step, mean over ranks",
-        Some(Unit::Seconds),
-        times.total.as_secs_f64(),
-    )?;
+    sheet.seconds("step_time", "Time of the last step, mean over ranks", times.total)?;
     let parts =
         [("data", times.data), ("optimizer", times.optimizer), ("communication", times.communication)];
     let parts =
@@ -240,7 +227,7 @@ fn ranks(sheet: &mut Sheet<'_>, ranks: &[RankStatus]) -> fmt::Result {
 /// Slots whose hardware has shown faults.
 fn hardware(sheet: &mut Sheet<'_>, faulty: &[HardwareFaults]) -> fmt::Result {
     let cordoned = faulty.iter().filter(|of| of.health.cordoned).count();
-    sheet.gauge("cordoned_slots", "Slots that are cordoned after hardware faults", None, cordoned as f64)?;
+    sheet.number("cordoned_slots", "Slots that are cordoned after hardware faults", cordoned as u64)?;
     let names: Vec<_> = faulty.iter().map(|of| of.slot.0.to_string()).collect();
     let rows = faulty.iter().zip(&names).map(|(of, name)| {
         ([("rank", name.as_str()), ("host", of.host.as_str())], f64::from(of.health.faults))
@@ -249,60 +236,40 @@ fn hardware(sheet: &mut Sheet<'_>, faulty: &[HardwareFaults]) -> fmt::Result {
 }
 
 fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
-    sheet.gauge(
+    sheet.number(
         "cache_serving",
         "Version of the cached features that the next step uses; 0: live",
-        None,
-        cache.serving as f64,
+        cache.serving,
     )?;
     if let Some((newest, _)) = cache.generations.last() {
-        sheet.gauge(
+        sheet.number(
             "cache_stored",
             "Samples stored by the newest cache generation",
-            None,
-            newest.stored_so_far() as f64,
+            newest.stored_so_far(),
         )?;
-        sheet.gauge(
-            "cache_samples",
-            "Samples that the newest cache generation can hold",
-            None,
-            newest.total as f64,
-        )?;
-        sheet.gauge(
-            "cache_size",
-            "Size of the newest cache generation",
-            Some(Unit::Bytes),
-            newest.bytes.0 as f64,
-        )?;
+        sheet.number("cache_samples", "Samples that the newest cache generation can hold", newest.total)?;
+        sheet.bytes("cache_size", "Size of the newest cache generation", newest.bytes)?;
     }
     let sum = |count: fn(&crate::core::cache::GenerationEntry) -> u64| {
         cache.generations.iter().map(|(generation, _)| count(generation)).sum::<u64>()
     };
-    sheet.gauge(
+    sheet.number(
         "cache_hits",
         "Cache hits, summed over the newest generations of the cache",
-        None,
-        sum(|entry| entry.used.hits) as f64,
+        sum(|entry| entry.used.hits),
     )?;
-    sheet.gauge(
+    sheet.number(
         "cache_misses",
         "Cache misses, summed over the newest generations of the cache",
-        None,
-        sum(|entry| entry.used.misses) as f64,
+        sum(|entry| entry.used.misses),
     )?;
-    sheet.gauge(
+    sheet.number(
         "cache_damaged",
         "Damaged records, summed over the newest generations of the cache",
-        None,
-        sum(|entry| entry.damaged) as f64,
+        sum(|entry| entry.damaged),
     )?;
     if let Some((newest, _)) = cache.drifts.last() {
-        sheet.gauge(
-            "cache_drift",
-            "Relative L2 drift at the last measurement",
-            None,
-            newest.drift.relative_l2,
-        )?;
+        sheet.gauge("cache_drift", "Relative L2 drift at the last measurement", newest.drift.relative_l2)?;
     }
     Ok(())
 }
@@ -311,7 +278,23 @@ fn kept_features(sheet: &mut Sheet<'_>, cache: &CacheStatus) -> fmt::Result {
 struct Sheet<'a>(DescriptorEncoder<'a>);
 
 impl Sheet<'_> {
-    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
+    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
+        self.measured(name, help, None, value)
+    }
+
+    fn number(&mut self, name: &str, help: &str, number: u64) -> fmt::Result {
+        self.measured(name, help, None, number as f64)
+    }
+
+    fn bytes(&mut self, name: &str, help: &str, Bytes(bytes): Bytes) -> fmt::Result {
+        self.measured(name, help, Some(Unit::Bytes), bytes as f64)
+    }
+
+    fn seconds(&mut self, name: &str, help: &str, time: Duration) -> fmt::Result {
+        self.measured(name, help, Some(Unit::Seconds), time.as_secs_f64())
+    }
+
+    fn measured(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
         let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
         ConstGauge::new(value).encode(metric)
     }
