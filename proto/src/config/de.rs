@@ -71,7 +71,8 @@ impl UnknownKey {
 }
 
 /// A problem that may not know its place yet.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 struct ReadError(Box<Problem>);
 
 impl ReadError {
@@ -86,14 +87,6 @@ impl ReadError {
         self
     }
 }
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for ReadError {}
 
 impl de::Error for ReadError {
     fn custom<M: fmt::Display>(message: M) -> Self {

@@ -1,10 +1,8 @@
 //! Which keys exist, found by asking serde itself, and which of them a misspelled one may have meant.
 
-use std::fmt;
-
 use serde::{
     Deserialize,
-    de::{self, IntoDeserializer, Visitor},
+    de::{self, IntoDeserializer, Visitor, value},
 };
 
 /// The dotted path of every key of a type, in the order of its declaration; sections themselves are not
@@ -122,26 +120,9 @@ struct Probe<'f> {
     found: &'f mut ProbedKeys,
 }
 
-#[derive(Debug)]
-struct ProbeError(String);
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ProbeError {}
-
-impl de::Error for ProbeError {
-    fn custom<M: fmt::Display>(message: M) -> Self {
-        Self(message.to_string())
-    }
-}
-
 macro_rules! answer {
     ($($method:ident $visit:ident $value:expr),* $(,)?) => {$(
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, value::Error> {
             self.found.keys.push(self.path);
             visitor.$visit($value)
         }
@@ -150,7 +131,7 @@ macro_rules! answer {
 
 macro_rules! answer_number {
     ($($method:ident $visit:ident $value:expr),* $(,)?) => {$(
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, value::Error> {
             self.found.numbers.push(self.path.clone());
             self.found.keys.push(self.path);
             visitor.$visit($value)
@@ -159,7 +140,7 @@ macro_rules! answer_number {
 }
 
 impl<'de> de::Deserializer<'de> for Probe<'_> {
-    type Error = ProbeError;
+    type Error = value::Error;
 
     answer! {
         deserialize_any visit_str "",
@@ -172,8 +153,8 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         deserialize_unit visit_str "",
         deserialize_identifier visit_str "",
         deserialize_ignored_any visit_str "",
-        deserialize_seq visit_seq EmptyAccess,
-        deserialize_map visit_map EmptyAccess,
+        deserialize_seq visit_seq value::SeqDeserializer::new(std::iter::empty::<f64>()),
+        deserialize_map visit_map value::MapDeserializer::new(std::iter::empty::<(f64, f64)>()),
     }
 
     answer_number! {
@@ -194,7 +175,7 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         false
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ProbeError> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, value::Error> {
         visitor.visit_some(self)
     }
 
@@ -202,7 +183,7 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         self,
         _: &'static str,
         visitor: V,
-    ) -> Result<V::Value, ProbeError> {
+    ) -> Result<V::Value, value::Error> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -210,14 +191,14 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         self,
         _: &'static str,
         visitor: V,
-    ) -> Result<V::Value, ProbeError> {
+    ) -> Result<V::Value, value::Error> {
         visitor.visit_unit()
     }
 
-    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, ProbeError> {
+    fn deserialize_tuple<V: Visitor<'de>>(self, len: usize, visitor: V) -> Result<V::Value, value::Error> {
         self.found.numbers.push(self.path.clone());
         self.found.keys.push(self.path);
-        visitor.visit_seq(de::value::SeqDeserializer::new(std::iter::repeat_n(1.0, len)))
+        visitor.visit_seq(value::SeqDeserializer::new(std::iter::repeat_n(1.0, len)))
     }
 
     fn deserialize_tuple_struct<V: Visitor<'de>>(
@@ -225,7 +206,7 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         _: &'static str,
         len: usize,
         visitor: V,
-    ) -> Result<V::Value, ProbeError> {
+    ) -> Result<V::Value, value::Error> {
         self.deserialize_tuple(len, visitor)
     }
 
@@ -234,7 +215,7 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, ProbeError> {
+    ) -> Result<V::Value, value::Error> {
         visitor.visit_map(Fields { path: self.path, fields: fields.iter(), current: "", found: self.found })
     }
 
@@ -243,35 +224,9 @@ impl<'de> de::Deserializer<'de> for Probe<'_> {
         _: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, ProbeError> {
+    ) -> Result<V::Value, value::Error> {
         self.found.keys.push(self.path);
         visitor.visit_enum(variants[0].into_deserializer())
-    }
-}
-
-/// An empty list or map.
-struct EmptyAccess;
-
-impl<'de> de::SeqAccess<'de> for EmptyAccess {
-    type Error = ProbeError;
-
-    fn next_element_seed<T: de::DeserializeSeed<'de>>(
-        &mut self,
-        _: T,
-    ) -> Result<Option<T::Value>, ProbeError> {
-        Ok(None)
-    }
-}
-
-impl<'de> de::MapAccess<'de> for EmptyAccess {
-    type Error = ProbeError;
-
-    fn next_key_seed<K: de::DeserializeSeed<'de>>(&mut self, _: K) -> Result<Option<K::Value>, ProbeError> {
-        Ok(None)
-    }
-
-    fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, _: T) -> Result<T::Value, ProbeError> {
-        Err(de::Error::custom("an empty map has no value"))
     }
 }
 
@@ -283,18 +238,18 @@ struct Fields<'f> {
 }
 
 impl<'de> de::MapAccess<'de> for Fields<'_> {
-    type Error = ProbeError;
+    type Error = value::Error;
 
     fn next_key_seed<K: de::DeserializeSeed<'de>>(
         &mut self,
         seed: K,
-    ) -> Result<Option<K::Value>, ProbeError> {
+    ) -> Result<Option<K::Value>, value::Error> {
         let Some(field) = self.fields.next() else { return Ok(None) };
         self.current = field;
-        seed.deserialize(de::value::StrDeserializer::new(field)).map(Some)
+        seed.deserialize(value::StrDeserializer::new(field)).map(Some)
     }
 
-    fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, ProbeError> {
+    fn next_value_seed<T: de::DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, value::Error> {
         seed.deserialize(Probe { path: join(&self.path, self.current), found: self.found })
     }
 }
