@@ -11,7 +11,7 @@ use coxswain_proto::{
 use serde::{Deserialize, Serialize};
 
 /// What a coordinator is started with.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// The checked run.
     pub spec: RunSpec,
@@ -61,25 +61,6 @@ impl Options {
             built: "",
             in_place_of: None,
         }
-    }
-}
-
-impl fmt::Debug for Options {
-    /// Without what callers come through.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("spec", &self.spec)
-            .field("world", &self.world)
-            .field("run_id", &self.run_id)
-            .field("state_dir", &self.state_dir)
-            .field("connections", &self.connections)
-            .field("patience", &self.patience)
-            .field("budgets", &self.budgets)
-            .field("restarted", &self.restarted)
-            .field("hosted_by", &self.hosted_by)
-            .field("claim", &self.claim)
-            .field("in_place_of", &self.in_place_of)
-            .finish_non_exhaustive()
     }
 }
 

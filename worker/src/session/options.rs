@@ -1,6 +1,6 @@
 //! What a session is started with, and how it ends.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use coxswain_identity::{Address, Credentials, Whereabouts};
 use coxswain_proto::{
@@ -56,20 +56,6 @@ impl SessionOptions {
             driver: None,
             patience: limits::COORDINATOR_PATIENCE,
         }
-    }
-}
-
-impl fmt::Debug for SessionOptions {
-    /// Without what it shows of itself.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionOptions")
-            .field("endpoint", &self.endpoint)
-            .field("run_id", &self.run_id)
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
-            .field("host", &self.host)
-            .field("data_address", &self.data_address)
-            .finish_non_exhaustive()
     }
 }
 

@@ -2,7 +2,6 @@
 //! threads that wait on them.
 
 use std::{
-    fmt,
     net::{Shutdown, TcpStream},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -10,12 +9,12 @@ use std::{
 use crate::collective::AbortHandle;
 
 /// Ends a [`Ring`](super::Ring), also while it is still being connected.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct RingAbort {
     state: Mutex<AbortState>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct AbortState {
     reason: Option<String>,
     sockets: Vec<Arc<TcpStream>>,
@@ -57,12 +56,6 @@ impl AbortHandle for RingAbort {
         let mut state = self.lock();
         state.reason.get_or_insert_with(|| reason.to_owned());
         state.sockets.iter().for_each(|socket| shut_down(socket));
-    }
-}
-
-impl fmt::Debug for RingAbort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingAbort").field("reason", &self.reason()).finish_non_exhaustive()
     }
 }
 
