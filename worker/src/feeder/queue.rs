@@ -17,7 +17,7 @@ use coxswain_task::Samples;
 use super::rows::{KeptFeatures, RowBatch, SampleRequest, prepare};
 
 /// What this rank consumes in one step.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StepRequest {
     /// The step.
     pub step: Step,

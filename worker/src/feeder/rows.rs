@@ -11,7 +11,7 @@
 //! micro-batch comes apart into its rows again, so that others can be made of them without reading anything.
 //! What this file does not do: compute features, or write any.
 
-use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use coxswain_proto::ids::Step;
 use rayon::prelude::*;
@@ -32,12 +32,6 @@ pub struct KeptFeatures {
     pub keys: Arc<SampleKeys>,
     /// Which tokens have features, and how many values each.
     pub shape: FeatureShape,
-}
-
-impl fmt::Debug for KeptFeatures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeptFeatures").field("shape", &self.shape).finish_non_exhaustive()
-    }
 }
 
 /// A micro-batch, and what is still to be done for it.

@@ -1,7 +1,7 @@
 //! What of an objective may be kept: the part that is a pure function of the weights below a tap and of the
 //! sample.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use coxswain_feature_store::Digest;
 use coxswain_nn::{
@@ -36,12 +36,6 @@ impl FeatureShape {
     /// Values of all tokens of a sample that have features.
     pub fn values(&self, ids: &[u32], shapes: &[[u32; 3]]) -> usize {
         (self.tokens)(ids, shapes) * self.width
-    }
-}
-
-impl fmt::Debug for FeatureShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FeatureShape").field("width", &self.width).finish_non_exhaustive()
     }
 }
 
