@@ -77,11 +77,6 @@ impl Moov {
         }
         Ok(Self { file_bytes: cursor.u64()?, body: cursor.rest().to_vec() })
     }
-
-    /// The length of the file it was read from.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
 }
 
 fn fragmented() -> Fault {
@@ -193,14 +188,6 @@ impl VideoIndex {
         let mut keyframes: Vec<u32> = self.samples.iter().map(|sample| sample.start).collect();
         keyframes.sort_unstable();
         keyframes.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0)
-    }
-
-    /// Frames a second, where that is constant.
-    pub fn rate(&self) -> Option<f64> {
-        match self.times {
-            Times::Even { step, .. } if step > 0 => Some(f64::from(self.timescale) / step as f64),
-            _ => None,
-        }
     }
 
     /// Coded pictures in decode order.
