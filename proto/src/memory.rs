@@ -3,30 +3,35 @@
 //! One list of categories for predictions, measurements and messages, so that the three can be laid side by
 //! side. What it does not do: predict or measure; workers do both, and everybody shows it.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::{human, v1};
 
 /// What a piece of a worker's memory is held for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::Display,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "lowercase")]
 pub enum Category {
     /// Weights of the vision-language model: never trained.
+    #[strum(to_string = "frozen weights")]
     FrozenWeights,
     /// The flat parameter buffer of everything that trains, in fp32; a rank's part of it is its master copy.
     Trainables,
     /// The flat gradients, full length on every rank until they are reduced.
     Gradients,
     /// AdamW's two moments, this rank's part.
+    #[strum(to_string = "optimizer shard")]
     OptimizerShard,
     /// A copy of another rank's part of weights and moments, so that losing that one costs no rollback.
     #[serde(rename = "mirror")]
+    #[strum(to_string = "replica of another rank")]
     Replica,
     /// What forward and backward of one micro-batch hold at their worst moment.
     Activations,
     /// What the communicator holds for itself.
+    #[strum(to_string = "collective buffers")]
     CollectiveBuffers,
     /// Micro-batches read ahead, and rows of the data set kept decoded.
     Input,
@@ -50,23 +55,6 @@ impl Category {
         Self::Cache,
         Self::Framework,
     ];
-}
-
-impl fmt::Display for Category {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::FrozenWeights => "frozen weights",
-            Self::Trainables => "trainables",
-            Self::Gradients => "gradients",
-            Self::OptimizerShard => "optimizer shard",
-            Self::Replica => "replica of another rank",
-            Self::Activations => "activations",
-            Self::CollectiveBuffers => "collective buffers",
-            Self::Input => "input",
-            Self::Cache => "cache",
-            Self::Framework => "framework",
-        })
-    }
 }
 
 /// A category, predicted and measured.

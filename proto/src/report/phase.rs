@@ -3,11 +3,15 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use crate::ids::Bytes;
 
 /// What a worker is doing, for heartbeats, memory peaks and failures. In the order in which tables show them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum WorkerPhase {
     /// Launcher starts its process, which has not made itself known yet: the coordinator's to say.
     Starting,
@@ -31,6 +35,7 @@ pub enum WorkerPhase {
     /// Writing or reading a checkpoint.
     Checkpoint,
     /// Filling the feature cache.
+    #[strum(to_string = "cache build")]
     CacheBuild,
     /// Held-out evaluation.
     Evaluation,
@@ -65,22 +70,7 @@ impl WorkerPhase {
 
     /// In lower case, as files and a worker's messages have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Joining => "joining",
-            Self::Loading => "loading",
-            Self::Connecting => "connecting",
-            Self::Data => "data",
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-            Self::Communication => "communication",
-            Self::Optimizer => "optimizer",
-            Self::Checkpoint => "checkpoint",
-            Self::CacheBuild => "cache build",
-            Self::Evaluation => "evaluation",
-            Self::Paused => "paused",
-            Self::Done => "done",
-        }
+        self.into()
     }
 
     /// As a noun, for the log: `lost: rank 1, load: no such file`.
@@ -101,28 +91,19 @@ impl fmt::Display for WorkerPhase {
 }
 
 /// Where the ranks of a generation had their state from; the later, the dearer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum StateSource {
     /// The run begins.
     Fresh,
     /// Living ranks had all of it.
+    #[strum(to_string = "kept by the ranks")]
     Carried,
     /// A lost rank's part came from its replica on another rank.
     #[serde(rename = "Mirror")]
     Replica,
     /// Read from the newest checkpoint.
     Checkpoint,
-}
-
-impl fmt::Display for StateSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Fresh => "fresh",
-            Self::Carried => "kept by the ranks",
-            Self::Replica => "replica",
-            Self::Checkpoint => "checkpoint",
-        })
-    }
 }
 
 /// Peaks of one phase on one rank.

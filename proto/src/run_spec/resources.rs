@@ -121,8 +121,9 @@ fn is_true(value: &bool) -> bool {
 }
 
 /// What workers compute on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum DeviceChoice {
     /// NVIDIA GPUs where the driver and what it needs are there, else the CPU.
     #[default]
@@ -131,16 +132,6 @@ pub enum DeviceChoice {
     Cpu,
     /// NVIDIA GPUs; a machine that cannot is refused.
     Cuda,
-}
-
-impl std::fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-        })
-    }
 }
 
 impl std::str::FromStr for DeviceChoice {
