@@ -9,9 +9,11 @@ use super::{failure::End, report::StateSource};
 use crate::options::FirstCause;
 
 /// The phase of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum RunPhase {
     /// The world is not complete.
+    #[strum(to_string = "waiting for workers")]
     WaitingForWorkers,
     /// The world is complete; no step is committed yet.
     Starting,
@@ -20,25 +22,12 @@ pub enum RunPhase {
     /// Every rank waits for `resume`.
     Paused,
     /// The last steps, checkpoint and export.
+    #[strum(to_string = "ending")]
     Stopping,
     /// Every worker left in order.
     Finished,
     /// A worker failed or was lost.
     Failed,
-}
-
-impl fmt::Display for RunPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::WaitingForWorkers => "waiting for workers",
-            Self::Starting => "starting",
-            Self::Training => "training",
-            Self::Paused => "paused",
-            Self::Stopping => "ending",
-            Self::Finished => "finished",
-            Self::Failed => "failed",
-        })
-    }
 }
 
 /// Why.

@@ -46,7 +46,8 @@ const WELL: f64 = 1.1;
 const LEAST_EXCESS: f64 = 5e-3;
 
 /// What of a rank's step takes longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Part {
     /// Waiting for samples.
     Data,
@@ -58,16 +59,6 @@ pub enum Part {
 
 impl Part {
     const ALL: [Self; 3] = [Self::Data, Self::Compute, Self::Optimizer];
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Data => "data",
-            Self::Compute => "compute",
-            Self::Optimizer => "optimizer",
-        })
-    }
 }
 
 /// How slow a rank is.
