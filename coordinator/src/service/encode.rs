@@ -1,7 +1,7 @@
 //! From the core to the wire: cannot fail.
 
 use coxswain_proto::{
-    ids::{Bytes, Rank},
+    ids::{Bytes, Rank, Slot},
     limits::MAX_RANK_METRICS,
     order::DamagedRow,
     v1,
@@ -216,6 +216,7 @@ pub fn memory(table: &[RankMemory]) -> v1::GetMemoryResponse {
 /// News for watchers; some are for the log alone.
 pub fn watch_event(dated: &DatedNews) -> Option<v1::WatchEvent> {
     use v1::watch_event::Kind;
+    let note = |slot: Slot, text| Kind::Note(v1::Note { rank: slot.0, text });
     let kind = match &dated.news {
         News::Step(step) => Kind::Step(committed(step)),
         News::Phase(phase, reason) => {
@@ -242,22 +243,13 @@ pub fn watch_event(dated: &DatedNews) -> Option<v1::WatchEvent> {
             Kind::Failure(self::failure(failure, dated.unix_ms))
         }
         News::Cache(news) => Kind::Cache(cache::changed(news)),
-        News::Note(slot, text) | News::Standstill(slot, text) => {
-            Kind::Note(v1::Note { rank: slot.0, text: text.clone() })
+        News::Note(slot, text) | News::Standstill(slot, text) => note(*slot, text.clone()),
+        News::Cordoned(slot, health) => note(*slot, crate::log::cordoned(health)),
+        News::Slow(slot, slow) => note(*slot, crate::log::slow(slow.as_ref())),
+        News::SetAside(slot, slow) => note(*slot, crate::log::set_aside(slow)),
+        News::Sample(at, verdict, failure) => {
+            note(failure.slot.unwrap_or_default(), crate::log::sample(at, *verdict, failure))
         }
-        News::Cordoned(slot, health) => {
-            Kind::Note(v1::Note { rank: slot.0, text: crate::log::cordoned(health) })
-        }
-        News::Slow(slot, slow) => {
-            Kind::Note(v1::Note { rank: slot.0, text: crate::log::slow(slow.as_ref()) })
-        }
-        News::SetAside(slot, slow) => {
-            Kind::Note(v1::Note { rank: slot.0, text: crate::log::set_aside(slow) })
-        }
-        News::Sample(at, verdict, failure) => Kind::Note(v1::Note {
-            rank: failure.slot.map_or(0, |slot| slot.0),
-            text: crate::log::sample(at, *verdict, failure),
-        }),
         News::Consequence(_) | News::Memory(_) | News::Refused(_) => return None,
     };
     Some(v1::WatchEvent { unix_ms: dated.unix_ms, kind: Some(kind) })
