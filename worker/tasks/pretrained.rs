@@ -183,9 +183,7 @@ pub fn trained_rows(
     let rows = rows.map(|(group, part)| {
         let of = |param: &&ParamSpec| param.group == group && part_of(&param.name) == part;
         let params: Vec<_> = layout.params().iter().filter(of).collect();
-        let parameters = params.iter().map(|param| param.len()).sum();
-        let (module, bytes) = (format!("{part}.{group}"), 4 * parameters as u64);
-        TableRow { module, tensors: params.len(), parameters, trains: true, dtype: "float32", bytes }
+        TableRow::of_params(format!("{part}.{group}"), true, &params)
     });
     rows.filter(|row| row.tensors > 0).collect()
 }

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use coxswain_nn::{
     kernels::Tape,
-    params::{GradientSums, TrainableLayout, Trainables},
+    params::{GradientSums, ParamSpec, TrainableLayout, Trainables},
     sharded::{Cut, HeldParts, Peers},
 };
 
@@ -55,6 +55,15 @@ pub struct Module {
     /// Bytes on the device, without gradients and optimizer state; of what is streamed as many as are there
     /// at once.
     pub bytes: u64,
+}
+
+impl Module {
+    /// The row of these parameters, which are kept in float32.
+    pub fn of_params(module: String, trains: bool, params: &[&ParamSpec]) -> Self {
+        let parameters: usize = params.iter().map(|param| param.len()).sum();
+        let (tensors, bytes) = (params.len(), 4 * parameters as u64);
+        Self { module, tensors, parameters, trains, dtype: "float32", bytes }
+    }
 }
 
 /// A file that a run leaves.

@@ -251,15 +251,7 @@ impl<B: Tape<Base = B>> Objective<B> for SeparationObjective {
             let prefix = format!("{SEPARATOR}.{name}.");
             let params: Vec<_> =
                 layout.params().iter().filter(|param| param.name.starts_with(&prefix)).collect();
-            let parameters = params.iter().map(|param| param.len()).sum();
-            Module {
-                module: format!("{SEPARATOR}.{name}"),
-                tensors: params.len(),
-                parameters,
-                trains: true,
-                dtype: "float32",
-                bytes: 4 * parameters as u64,
-            }
+            Module::of_params(format!("{SEPARATOR}.{name}"), true, &params)
         };
         ["split", "blocks", "masks"].map(part).into()
     }

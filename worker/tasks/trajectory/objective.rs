@@ -107,16 +107,7 @@ impl<B: Tape<Base = B>> Objective<B> for TrajectoryObjective<B> {
         let row = |group: Group, trains| {
             let of = if trains { layout.params() } else { layout.constants() };
             let of: Vec<_> = of.iter().filter(|param| param.group == group).collect();
-            let parameters = of.iter().map(|param| param.len()).sum();
-            let bytes = 4 * parameters as u64;
-            Module {
-                module: group.to_string(),
-                tensors: of.len(),
-                parameters,
-                trains,
-                dtype: "float32",
-                bytes,
-            }
+            Module::of_params(group.to_string(), trains, &of)
         };
         let rows = [extractor, row(NETWORK, false), row(NETWORK, true), row(ADAPTERS, true)];
         rows.into_iter().filter(|row| row.tensors > 0).collect()
