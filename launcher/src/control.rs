@@ -186,12 +186,9 @@ impl Access {
 /// A page of the ledger, the largest there is. The coordinator may keep it back: what it reads for others is
 /// rationed.
 pub async fn ledger_page(access: &Access, first_step: u64) -> Result<GetLedgerResponse, CliError> {
-    let request = || unhurried(GetLedgerRequest { first_step, limit: 0 }, limits::READ_TIMEOUT);
+    let page = GetLedgerRequest { first_step, limit: 0 };
     access
-        .look(|mut people| {
-            let asked = request();
-            async move { people.get_ledger(asked).await }
-        })
+        .look(|mut people| async move { people.get_ledger(unhurried(page, limits::READ_TIMEOUT)).await })
         .await
 }
 

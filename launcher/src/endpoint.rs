@@ -103,12 +103,8 @@ pub async fn of_run(output_dir: &Path) -> Result<Access, CliError> {
     // Asked all the same: locks of some file systems are not seen from other machines.
     let abandoned = !is_held(&file(output_dir));
     let access = access.advising(abandoned.then_some(ABANDONED));
-    let request = || prompt(GetStatusRequest {});
     let other = match access
-        .try_look(|mut people| {
-            let asked = request();
-            async move { people.get_status(asked).await }
-        })
+        .try_look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await })
         .await
     {
         Ok(there) if is_of(output_dir, &there) => return Ok(access),

@@ -80,13 +80,8 @@ fn recorded(row: LedgerEntry) -> CommittedStep {
 
 /// The records of a run that is being served.
 async fn living(access: &Access) -> Result<RunRecords, CliError> {
-    let request = || prompt(GetStatusRequest {});
-    let now = access
-        .look(|mut people| {
-            let asked = request();
-            async move { people.get_status(asked).await }
-        })
-        .await?;
+    let now =
+        access.look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await }).await?;
     let mut records = of_status(now);
     let mut next = Some(0);
     while let Some(first_step) = next {
@@ -96,11 +91,9 @@ async fn living(access: &Access) -> Result<RunRecords, CliError> {
         next = page.next_step.filter(|next| *next > first_step);
     }
     // Last, so that every membership of these steps is among those that are told.
-    let request = || unhurried(GetHistoryRequest {}, limits::READ_TIMEOUT);
     let mut history = access
-        .look(|mut people| {
-            let asked = request();
-            async move { people.get_history(asked).await }
+        .look(|mut people| async move {
+            people.get_history(unhurried(GetHistoryRequest {}, limits::READ_TIMEOUT)).await
         })
         .await?;
     while let Some(entry) = history.message().await.map_err(|status| access.explain(&status))? {

@@ -89,15 +89,10 @@ async fn left_behind(args: &StatusArgs, otherwise: CliError) -> Outcome {
 pub fn memory(args: &MemoryArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
-        let refresh = args.refresh || args.reset;
-        let waits = if refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
-        let request = || unhurried(GetMemoryRequest { refresh, reset: args.reset }, waits);
-        let answer = access
-            .look(|mut people| {
-                let asked = request();
-                async move { people.get_memory(asked).await }
-            })
-            .await?;
+        let asked = GetMemoryRequest { refresh: args.refresh || args.reset, reset: args.reset };
+        let waits = if asked.refresh { limits::MEMORY_REFRESH_TIMEOUT } else { Duration::ZERO };
+        let answer =
+            access.look(|mut people| async move { people.get_memory(unhurried(asked, waits)).await }).await?;
         match args.json {
             true => say(json::memory(&answer)),
             false => say(text::memory(&answer)),

@@ -39,12 +39,7 @@ pub fn execute(args: &WatchArgs) -> Outcome {
     block_on(async {
         let access = args.target.access().await?;
         // A coordinator that cannot be reached at first is not waited for.
-        access
-            .look(|mut people| {
-                let asked = prompt(GetStatusRequest {});
-                async move { people.get_status(asked).await }
-            })
-            .await?;
+        access.look(|mut people| async move { people.get_status(prompt(GetStatusRequest {})).await }).await?;
         let (told, mut events) = mpsc::channel(limits::WATCH_QUEUE);
         let _watcher = watcher::follow(access, told, limits::COORDINATOR_PATIENCE);
         let view = if args.json { View::Json } else { View::text() };
