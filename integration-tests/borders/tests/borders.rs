@@ -33,10 +33,10 @@ const SPARE: usize = 50;
 /// Lines of production code, without comments and blank lines: a folder's, without those of folders below it
 /// that stand here, too. Budgets fall; what needs more says for what.
 const BUDGETS: &[(&str, usize)] = &[
-    ("coordinator", 13_820),
-    ("launcher", 16_920),
+    ("coordinator", 13_730),
+    ("launcher", 16_800),
     ("proto/identity", 1450),
-    ("proto", 4930),
+    ("proto", 4850),
     ("worker/burn", 10),
     ("worker/cuda", 1970),
     ("worker/data", 4340),
@@ -55,16 +55,16 @@ const BUDGETS: &[(&str, usize)] = &[
     ("worker/policies/pi", 520),
     ("worker/remote", 1370),
     ("worker/serve", 1430),
-    ("worker/src", 18_730),
+    ("worker/src", 18_660),
     ("worker/survey", 1570),
     ("worker/task", 1250),
     ("worker/tasks", 1010),
-    ("worker/tasks/vla_flow", 11_060),
+    ("worker/tasks/vla_flow", 11_010),
     ("worker/tasks/sft", 2370),
     ("worker/tasks/seq2seq", 1580),
-    ("worker/tasks/trajectory", 2140),
-    ("worker/tasks/separation", 2320),
-    ("worker/video", 2250),
+    ("worker/tasks/trajectory", 2130),
+    ("worker/tasks/separation", 2310),
+    ("worker/video", 2240),
 ];
 
 /// Places that break a rule today.
