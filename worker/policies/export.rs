@@ -41,7 +41,7 @@ pub struct Export<'e> {
     pub directory: &'e PolicyDirectory,
     /// What names in its weights mean.
     pub rules: Rules,
-    /// The names that LeRobot has for them.
+    /// What names become in the policy that is written.
     pub named: fn(&str) -> String,
     /// Which linears have adapters; they are merged.
     pub plan: Option<&'e LoraPlan>,

@@ -129,7 +129,7 @@ impl PolicyKind {
         }
     }
 
-    /// The name that LeRobot's file has for a tensor, in any spelling that files have.
+    /// The name that a tensor of a file has in the policy that a run leaves: one that LeRobot reads.
     pub fn written_name(&self) -> fn(&str) -> String {
         match self {
             Self::SmolVla(_) | Self::Pi(_) => str::to_owned,

@@ -26,7 +26,7 @@ pub struct InitArgs {
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Directory of the pretrained model or of a LeRobot policy; the micro-batch is then chosen to fit this
-    /// machine
+    /// machine. Of NVIDIA's GR00T a policy directory is made beside the file to write
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Directory of the backbone that the policy's config.json names [default: from Hugging Face's cache]
@@ -42,7 +42,8 @@ pub fn execute(args: &InitArgs) -> Outcome {
     let asked = args.task.is_some();
     let (model, backbone) = (args.model.as_deref(), args.backbone.as_deref());
     let job = StarterJob { data: &args.data, model, backbone, micro_batch: None, asked };
-    let made = args.out.as_deref().map(|out| made_policy(&job, out)).transpose()?.flatten();
+    let made = args.out.as_deref().map(|out| is_free(out).and_then(|()| made_policy(&job, out)));
+    let made = made.transpose()?.flatten();
     let job = StarterJob { model: made.as_deref().or(model), ..job };
     let written = write(&job, args);
     match (&written, &made) {
@@ -135,15 +136,25 @@ fn fitting(text: &str) -> Result<Option<u64>, CliError> {
     Ok(best.min().flatten())
 }
 
+/// Refuses a place at which something is.
+fn is_free(place: &Path) -> Outcome {
+    match place.symlink_metadata() {
+        Ok(_) => Err(taken(place)),
+        Err(_) => Ok(()),
+    }
+}
+
+fn taken(place: &Path) -> CliError {
+    let remedy = "nothing was written; remove it, or give --out another name";
+    CliError::usage(format_args!("{}: already exists; {remedy}", place.display()))
+}
+
 /// A file that was not there before.
 fn write_new(out: &Path, text: &str) -> Outcome {
     let written =
         fs::File::create_new(out).and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()));
-    let remedy = "nothing was written; remove it, or give --out another name";
     written.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            CliError::usage(format_args!("{}: already exists; {remedy}", out.display()))
-        }
+        io::ErrorKind::AlreadyExists => taken(out),
         _ => CliError::usage(format_args!("{}: cannot write: {error}", out.display())),
     })
 }
@@ -253,8 +264,11 @@ mod tests {
         let text = fs::read_to_string(&out).unwrap();
         assert!(text.contains(&format!("path: {}", policy.display())), "{text}");
         assert!(policy.join("config.json").is_file() && policy.join("model.safetensors").is_symlink());
-        let again = init(r#""max_num_embodiments": 11"#).unwrap_err().message.unwrap();
-        assert!(again.contains("my-policy") && policy.exists(), "{again}");
+        for left in ["my.yaml", "my-policy"] {
+            let again = init(r#""max_num_embodiments": 11"#).unwrap_err().message.unwrap();
+            assert!(again.contains(left) && again.contains("exists") && policy.exists(), "{again}");
+            fs::remove_file(&out).unwrap_or_default();
+        }
     }
 
     #[test]

@@ -119,11 +119,8 @@ impl<'a> Fields<'a> {
     pub fn expect_pretrained(&self, wanted: &str) -> Result<(), ModelError> {
         let kind = self.get("model_type").and_then(Value::as_str);
         if kind == Some("Gr00tN1d7") {
-            let dir = self.path.parent().unwrap_or(self.path).display();
-            let problem = format!(
-                "a base model, which has no cameras, state or action; `cox init DATA --model {dir} --out FILE` \
-                 makes a policy of it for a data set, with a run file"
-            );
+            let problem = "a base model, which has no cameras, state or action; `cox init DATA --model MODEL \
+                           --out FILE` makes a policy of it for a data set, with a run file";
             return Err(self.error("model_type", problem));
         }
         // LeRobot's have a `type`, and no `model_type`.

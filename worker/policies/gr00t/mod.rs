@@ -16,13 +16,12 @@
 //! ```text
 //! config    config.json and the model's own, checked; steps: the processors'
 //! names     what names in the file mean; tuning: what there is, and what of it trains
-//! base      NVIDIA's own directory as that of a policy
+//! nvidia    NVIDIA's own directory as that of a policy
 //! prompt    a task as ids; images: pictures to patches
 //! block     a transformer block; ends: tokens of a state and of actions, and velocities of tokens
 //! head      all that stands behind the vision-language model; network: both, as a policy
 //! ```
 
-pub mod base;
 mod block;
 mod config;
 mod ends;
@@ -30,6 +29,7 @@ mod head;
 mod images;
 mod names;
 mod network;
+pub mod nvidia;
 mod prompt;
 mod steps;
 #[cfg(test)]

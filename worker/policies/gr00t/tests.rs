@@ -18,7 +18,7 @@ use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
 use super::{
-    base::{BasePolicy, is_base},
+    nvidia::{BasePolicy, is_base},
     *,
 };
 use crate::{

@@ -132,7 +132,7 @@ impl Row {
 
     /// With its features, or with all that it takes to compute them.
     fn load(samples: &dyn Samples, index: u64, kept: &KeptFeatures) -> Result<Self, DataError> {
-        let (key, began) = (kept.keys.get(index), clock::now());
+        let (mut key, began) = (kept.keys.get(index), clock::now());
         let (found, damaged) = match key.and_then(|key| read_record(kept, &key)) {
             Some(Ok(found)) => (Some(found), None),
             Some(Err(damaged)) => (None, Some(damaged)),
@@ -140,7 +140,11 @@ impl Row {
         };
         let read = began.elapsed();
         if let Some((inputs, values)) = found {
-            return Ok(Self { values, read, ..Self::from_sample(samples.read_beside(index, inputs)?) });
+            if let Some(sample) = samples.read_beside(index, inputs)? {
+                return Ok(Self { values, read, ..Self::from_sample(sample) });
+            }
+            // Under that key are another one's, which stay there.
+            key = None;
         }
         let mut sample = samples.read(index)?;
         let Inputs { ids, shapes } = sample.inputs();

@@ -111,8 +111,8 @@ pub trait Samples: Any + Send + Sync {
     }
 
     /// Sample `index` with these inputs, without those that its features stand for; reads as little as that
-    /// takes.
-    fn read_beside(&self, _index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
+    /// takes. None if they are not the sample's own: those of another one under the same key.
+    fn read_beside(&self, _index: u64, _inputs: Inputs) -> Result<Option<Box<dyn Sample>>, DataError> {
         unreachable!("{KEEPS_NOTHING}")
     }
 

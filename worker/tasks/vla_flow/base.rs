@@ -28,7 +28,7 @@ use coxswain_policies::{
     directory::{PolicyDirectory, is_policy},
     pi::told_tokens,
 };
-use coxswain_proto::run_spec::{CacheMode, Offload, RunSpec, Shard};
+use coxswain_proto::run_spec::{CacheDtype, CacheMode, Offload, RunSpec, Shard};
 
 use super::{
     config::{Data, Expert, HeadKind, PolicyLoss, TapSetting, VlaSettings},
@@ -119,7 +119,7 @@ impl PolicyBase {
         let cameras = self.cameras_misfit(&vla.data);
         let modes = vla.data.normalization;
         let not_yet = "is not supported yet for LeRobot policies; leave it out";
-        let rules: [(bool, &'static str, String); 17] = [
+        let rules: [(bool, &'static str, String); 18] = [
             (vla.data.sensor.is_none(), "data.sensor", not_yet.into()),
             (
                 vla.data.sets.is_empty(),
@@ -144,13 +144,20 @@ impl PolicyBase {
             ),
             (
                 spec.cache.mode == CacheMode::Off
-                    || match TapSetting::try_from(&spec.cache.tap) {
-                        Ok(TapSetting::Auto | TapSetting::Final) => true,
-                        Ok(TapSetting::Vision) => !matches!(self.kind, PolicyKind::Gr00t(_)),
-                        _ => false,
-                    },
+                    || matches!(
+                        TapSetting::try_from(&spec.cache.tap),
+                        Ok(TapSetting::Auto | TapSetting::Vision | TapSetting::Final)
+                    ),
                 "cache.tap",
-                "must be `auto` or `final` for a LeRobot policy, or, for SmolVLA and pi, `vision`; use `auto`"
+                "must be `auto`, `vision` or `final` for a LeRobot policy; use `auto`".into(),
+            ),
+            (
+                spec.cache.mode == CacheMode::Off
+                    || spec.cache.dtype != CacheDtype::Int8
+                    || self.kept(spec) != KeptTokens::KeysValues,
+                "cache.dtype",
+                "is `int8`, whose one scale for a token would be that of the keys and values of all layers; \
+                 use `float32` or `bfloat16`"
                     .into(),
             ),
             (

@@ -179,8 +179,8 @@ impl Samples for ImageFolder {
         doubts
     }
 
-    fn read_beside(&self, index: u64, _inputs: Inputs) -> Result<Box<dyn Sample>, DataError> {
-        Ok(Box::new(ImageSample { index, pixel_values: Arc::default() }))
+    fn read_beside(&self, index: u64, _inputs: Inputs) -> Result<Option<Box<dyn Sample>>, DataError> {
+        Ok(Some(Box::new(ImageSample { index, pixel_values: Arc::default() })))
     }
 
     fn collate(&self, step: Step, samples: &[&dyn Sample]) -> Box<dyn Batch> {

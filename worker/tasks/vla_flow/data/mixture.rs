@@ -188,11 +188,14 @@ impl Samples for Mixture {
         Ok(Box::new(self.padded(member, member.dataset.sample_in_epoch(own, epoch)?)))
     }
 
-    fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
+    fn read_beside(
+        &self,
+        index: u64,
+        inputs: Inputs,
+    ) -> Result<Option<Box<dyn coxswain_task::Sample>>, DataError> {
         let (member, own) = self.member(index)?;
-        let Inputs { ids: input_ids, shapes: image_shapes } = inputs;
-        let sample = Sample { input_ids, image_shapes, ..member.dataset.sample_unseen(own)? };
-        Ok(Box::new(self.padded(member, sample)))
+        let sample = member.dataset.sample_beside(own, inputs)?;
+        Ok(sample.map(|sample| Box::new(self.padded(member, sample)) as _))
     }
 
     fn is_remote(&self) -> bool {

@@ -20,6 +20,7 @@ use coxswain_data::{
     surviving::{DECODING, surviving},
 };
 use coxswain_models::pretrained::pictures::{Rgb, decode_sized, image_size};
+use coxswain_task::Inputs;
 
 /// What helps where a row lacks a number.
 const REPAIR: &str = "repair the recording or delete the episode";
@@ -42,6 +43,17 @@ impl Dataset {
     pub fn sample_unseen(&self, index: u64) -> Result<Sample, DataError> {
         let at = self.at(index)?;
         at.surviving(|| Ok(at.unseen()?.0))
+    }
+
+    /// Sample `index` with what was kept of its prompt and grids, and no pixels; none if its prompt is not
+    /// that one. It may tell the state, which the name of kept features does not say.
+    pub(super) fn sample_beside(&self, index: u64, inputs: Inputs) -> Result<Option<Sample>, DataError> {
+        let at = self.at(index)?;
+        let (sample, task) = at.surviving(|| at.unseen())?;
+        let Inputs { ids: input_ids, shapes: image_shapes } = inputs;
+        let own = self.prompt.encode_observed(task, &sample.state, &image_shapes);
+        let own = own.map_err(|fault| at.error("task", fault))?;
+        Ok((own == input_ids).then_some(Sample { input_ids, image_shapes, ..sample }))
     }
 
     /// Height and width that the image of a camera in sample `index` says it has; none if that cannot be

@@ -203,9 +203,12 @@ impl Samples for Dataset {
         self.at(index)?.bring()
     }
 
-    fn read_beside(&self, index: u64, inputs: Inputs) -> Result<Box<dyn coxswain_task::Sample>, DataError> {
-        let Inputs { ids: input_ids, shapes: image_shapes } = inputs;
-        Ok(Box::new(Sample { input_ids, image_shapes, ..self.sample_unseen(index)? }))
+    fn read_beside(
+        &self,
+        index: u64,
+        inputs: Inputs,
+    ) -> Result<Option<Box<dyn coxswain_task::Sample>>, DataError> {
+        Ok(self.sample_beside(index, inputs)?.map(|sample| Box::new(sample) as _))
     }
 
     fn collate(&self, step: Step, samples: &[&dyn coxswain_task::Sample]) -> Box<dyn Batch> {

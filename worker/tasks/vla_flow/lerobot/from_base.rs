@@ -8,7 +8,7 @@ use coxswain_data::{
 };
 use coxswain_policies::{
     directory::Feature,
-    gr00t::base::{BasePolicy, is_base},
+    gr00t::nvidia::{BasePolicy, is_base},
 };
 use coxswain_task::StarterJob;
 

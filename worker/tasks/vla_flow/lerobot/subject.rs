@@ -16,7 +16,7 @@ use coxswain_policies::{KeptTokens, Policy, PolicyFiles};
 use coxswain_proto::{
     human,
     memory::Category,
-    run_spec::{CacheMode, RunSpec},
+    run_spec::{CacheDtype, CacheMode, RunSpec},
 };
 use coxswain_task::{
     CachedFeatures, Pass, TaskError,
@@ -184,8 +184,11 @@ impl PolicySubject {
                 KeptTokens::Prompt => "hidden states cached",
                 KeptTokens::KeysValues => "keys and values cached",
             };
-            let remark =
-                format!("losses stay the same, steps are at most {faster:.1} x faster; {store} on disk");
+            let losses = match kept.spec.cache.dtype {
+                CacheDtype::Float32 => "losses stay the same",
+                _ => "what is cached is rounded",
+            };
+            let remark = format!("{losses}, steps are at most {faster:.1} x faster; {store} on disk");
             savings.offer(what, setting, remark, kept.predict(ask).peak());
         }
     }

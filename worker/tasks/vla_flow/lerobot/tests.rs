@@ -278,6 +278,12 @@ fn steps_from_kept_features_have_the_bits_of_live_ones() {
     assert_ne!(digest_of_kept(&layers), digest_of_kept(&images), "the language model's, too");
     let message = built(&with(&[("lora", lora), exact, deep])).err().expect("a layer trains");
     assert!(message.contains("cache.mode") && message.contains("text_model"), "{message}");
+    let narrow = with(&[
+        ("cache.mode", json!("exact")),
+        ("cache.tap", json!("final")),
+        ("cache.dtype", json!("int8")),
+    ]);
+    assert!(built(&narrow).err().expect("one scale for all layers").contains("cache.dtype"));
 }
 
 #[test]

@@ -50,8 +50,15 @@ fn a_run_on_nvidias_own_directory_leaves_the_policy_under_lerobots_names() {
     fs::copy(golden.join("base/config.json"), base.join("config.json")).expect("copied");
     let bytes = fs::read(golden.join("policy/model.safetensors")).expect("there");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let renamed = file.tensors().into_iter().map(|(name, view)| (name.replacen(OWN, "", 1), view));
-    serialize_to_file(renamed, None, &base.join("model.safetensors")).expect("written");
+    // In two shards, as NVIDIA's are.
+    let mut index = json!({"weight_map": {}});
+    for (number, part) in file.tensors().chunks(file.len().div_ceil(2)).enumerate() {
+        let shard = format!("model-{number}.safetensors");
+        let named: Vec<_> = part.iter().map(|(name, view)| (name.replacen(OWN, "", 1), view)).collect();
+        named.iter().for_each(|(name, _)| index["weight_map"][name] = json!(shard));
+        serialize_to_file(named, None, &base.join(shard)).expect("written");
+    }
+    fs::write(base.join("model.safetensors.index.json"), index.to_string()).expect("written");
     let data = Path::new(DATA);
     let job = StarterJob { data, model: Some(&base), backbone: None, micro_batch: None, asked: false };
     let task = VlaFlow::<Flex>::default();
@@ -69,9 +76,11 @@ fn a_run_on_nvidias_own_directory_leaves_the_policy_under_lerobots_names() {
     let (built, batch) = built(&of(&made)).expect("it is built");
     let descended = descend(&built, &batch, 0.01, 8);
     let left = hold_left(&built, &descended, of);
-    let bytes = fs::read(left.path().join("policy/model.safetensors")).expect("a file of its own");
+    let policy_dir = left.path().join("policy");
+    let bytes = fs::read(policy_dir.join("model.safetensors")).expect("a file of its own");
     let left = SafeTensors::deserialize(&bytes).expect("safetensors");
     assert!(left.names().iter().all(|name| name.starts_with(OWN)) && left.len() == file.len());
+    assert!(!policy_dir.join("model.safetensors.index.json").exists(), "one file has no index");
 }
 
 #[test]

@@ -55,6 +55,17 @@ fn keys_and_values_that_were_kept_have_the_bits_of_live_ones() {
 }
 
 #[test]
+fn what_was_kept_of_another_state_is_no_samples_own() {
+    let samples = VlaFlow::<Flex>::default().open(&of_golden(&[])).expect("it opens");
+    let inputs = |index| samples.read(index).expect("it is read").inputs();
+    let beside = |index, inputs| samples.read_beside(index, inputs).expect("it is read");
+    let own = beside(20, inputs(20)).expect("its own");
+    assert_eq!(own.inputs().ids, inputs(20).ids);
+    assert_ne!(inputs(0).ids, inputs(20).ids, "of one episode and task, in two states");
+    assert!(beside(20, inputs(0)).is_none());
+}
+
+#[test]
 fn prompts_of_pi05_tell_the_state_and_its_loss_counts_every_step_of_a_chunk() {
     let spec = of_golden(&[]);
     let samples = VlaFlow::<Flex>::default().open(&spec).expect("it opens");

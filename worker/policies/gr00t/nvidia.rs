@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -54,24 +54,32 @@ impl BasePolicy<'_> {
         let base = Fields::new(&path, &json)?;
         check_base(&base)?;
         let weights = weights(self.dir)?;
-        fs::create_dir(out).map_err(unwritten(out))?;
+        if out.symlink_metadata().is_ok() {
+            let (path, source) = (out.to_owned(), io::ErrorKind::AlreadyExists.into());
+            return Err(ModelError::Io { path, source, remedy: "remove it, or give --out another name" });
+        }
+        // A name that nobody else gives: what is left below it by a process that was killed is deleted.
+        let name = out.file_name().unwrap_or_default().to_string_lossy();
+        let staged = &out.with_file_name(format!(".{name}.cox-new"));
+        let _ = fs::remove_dir_all(staged);
+        fs::create_dir(staged).map_err(unwritten(staged))?;
         let written = self.files(&base).and_then(|files| {
             for (name, json) in &files {
-                write_json(&out.join(name), json)?;
+                write_json(&staged.join(name), json)?;
                 for step in json.get("steps").and_then(Value::as_array).into_iter().flatten() {
                     if let Some(state) = step.get("state_file").and_then(Value::as_str) {
-                        write_statistics(&out.join(state), &Statistics::new())?;
+                        write_statistics(&staged.join(state), &Statistics::new())?;
                     }
                 }
             }
             for file in weights {
-                let link = out.join(file.file_name().unwrap_or_default());
+                let link = staged.join(file.file_name().unwrap_or_default());
                 symlink(&file, &link).map_err(unwritten(&link))?;
             }
-            Ok(())
+            fs::rename(staged, out).map_err(unwritten(out))
         });
         // The first error is the one to report.
-        written.inspect_err(|_| drop(fs::remove_dir_all(out)))
+        written.inspect_err(|_| drop(fs::remove_dir_all(staged)))
     }
 
     /// The policy's JSON files, by name.
@@ -105,7 +113,7 @@ fn fill(json: &mut Value, decided: &BTreeMap<&str, Value>) {
     }
 }
 
-/// The files of weights and their index, where they really are.
+/// The files of weights and their index.
 fn weights(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let checkpoint = Checkpoint::open(dir, RULES)?;
     let mut files: Vec<PathBuf> = checkpoint.files().map(Path::to_path_buf).collect();
