@@ -62,7 +62,8 @@ impl Provider {
                 "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
             }
             Self::Azure => {
-                "set AZURE_STORAGE_ACCOUNT_NAME and one of AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_SAS_KEY; for a public container set AZURE_SKIP_SIGNATURE=true"
+                "set AZURE_STORAGE_ACCOUNT_NAME and one of AZURE_STORAGE_ACCOUNT_KEY and AZURE_STORAGE_SAS_KEY; \
+                 for a public container set AZURE_SKIP_SIGNATURE=true"
             }
             Self::Http => "web servers that require credentials are not supported; use a bucket",
         }
@@ -269,7 +270,9 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_told_without_the_document_around_it() {
-        let message = "Generic S3 error: Error performing GET http://host/b in 5ms - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?> <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
+        let message = "Generic S3 error: Error performing GET http://host/b in 5ms - Server returned non-2xx \
+                       status code: 403 Forbidden: <?xml version=\"1.0\"?> \
+                       <Error><Code>AccessDenied</Code><Message>No</Message></Error>";
         assert_eq!(short(message).unwrap(), "status code: 403 Forbidden: AccessDenied: No");
         assert_eq!(status(message), Some(403));
         assert_eq!(short("connection refused"), None);
